@@ -1,0 +1,41 @@
+"""Errors that a user can fix. The command line prints their message alone and exits with code 2.
+
+Everything else that escapes is a bug of ours: it keeps its traceback and exits with code 1.
+"""
+
+
+class GroupwiseError(ValueError):
+    """Something the user can fix; the message says what is wrong, why, and the fix."""
+
+
+class ConfigError(GroupwiseError):
+    """A recipe, an override or a combination of settings that cannot work."""
+
+
+class DataError(GroupwiseError):
+    """A dataset that is missing, empty, or lacks a column."""
+
+
+class ModelError(GroupwiseError):
+    """A model that cannot be found, loaded or served."""
+
+
+class RewardError(GroupwiseError):
+    """A reward function that raised, hung, or returned something that is not a score."""
+
+
+class RunFolderError(GroupwiseError):
+    """A run folder that belongs to another config, or that cannot be written."""
+
+
+class MissingExtraError(GroupwiseError):
+    """An optional package is needed: the message is the install command."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed. Install it with: pip install 'groupwise[{extra}]'"
+        )
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3."""

@@ -1,0 +1,1 @@
+"""Rewards as values. Interface only; being filled in."""

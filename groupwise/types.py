@@ -1,0 +1,145 @@
+"""The nouns of GRPO. Everything that travels between the steps of the loop is one of these.
+
+    Problem --engine--> Completion --rewards--> Group --advantages--> Group --batch--> tensors
+
+They are frozen and hold plain Python values (no tensors), so a group can be logged, stored in a
+checkpoint, compared and rebuilt exactly. Letters in names: N problems, G completions of a group,
+B completions of a batch, T tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Message = Mapping[str, str]
+"""One chat turn: {"role": "user", "content": "What is 2 + 2?"}"""
+
+Prompt = str | tuple[Message, ...]
+"""Plain text that the model continues, or a conversation that the chat template renders."""
+
+StopReason = Literal["eos", "stop", "length"]
+"""Why an answer ended: an end-of-sequence token, a stop string, or the length limit."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, and whatever its rewards need to score an answer to it.
+
+    Problem(id="3+4", prompt="3+4=", columns={"answer": "7"})
+
+    `id` names the problem in every random draw, so it must be unique and stable within a task.
+    `prefill` is text that opens every answer ("<think>"): the model continues it, rewards see it.
+    """
+
+    id: str
+    prompt: Prompt
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    prefill: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn. `temperature=0` is greedy; `top_k=0` and `top_p=1` switch filters off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt for an engine, and one random key for each answer wanted.
+
+    Request(prompt_tokens=(1, 5, 9), keys=(77, 78))  asks for two answers.
+
+    An answer depends on the prompt, its own key, the sampling settings and the weights, and on
+    nothing else: not on its neighbours in a batch, nor on the order of requests.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer, token in, token out: it is never tokenized again.
+
+    Completion(tokens=(12, 7, 2), logps=(-0.1, -2.3, -0.01), stop="eos", text="...")
+
+    `tokens` ends with the end-of-sequence token when `stop` is "eos". `logps` are the sampler's, under
+    the distribution that it drew from. `old_logps` and `ref_logps` are the policy's and the
+    reference's before the step's first update, present only when the objective needs them.
+    `sampled` marks the tokens that the policy drew (None: all of them); tokens of a tool's reply are
+    not its own. `version` counts the updates of the weights that drew it.
+    """
+
+    tokens: tuple[int, ...]
+    logps: tuple[float, ...]
+    stop: StopReason
+    text: str = ""
+    version: int = 0
+    sampled: tuple[bool, ...] | None = None
+    old_logps: tuple[float, ...] | None = None
+    old_entropies: tuple[float, ...] | None = None
+    ref_logps: tuple[float, ...] | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.stop == "length"
+
+
+Advantage = float | tuple[float, ...]
+"""One number for a whole answer, or one for each of its tokens."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """All answers to one problem, with what each reward gave them.
+
+    Group(problem, prompt_tokens=(1, 5), completions=(a, b),
+          scores={"correct": (1.0, 0.0), "format": (1.0, None)},   # None: does not apply
+          rewards=(1.2, 0.0),                                      # weighted sums
+          advantages=(0.707, -0.707))
+    """
+
+    problem: Problem
+    prompt_tokens: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    rewards: tuple[float | None, ...] = ()
+    advantages: tuple[Advantage, ...] = ()
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether any answer beat another. Without spread every advantage is 0: nothing to learn."""
+        known = [reward for reward in self.rewards if reward is not None]
+        return len(known) > 1 and max(known) - min(known) > 1e-8
+
+
+def to_json(group: Group) -> dict[str, Any]:
+    """A group as plain JSON values; `group_from_json` gives back an equal one."""
+    return asdict(group)
+
+
+def group_from_json(data: Mapping[str, Any]) -> Group:
+    problem = dict(data["problem"])
+    if not isinstance(problem["prompt"], str):
+        problem["prompt"] = tuple(problem["prompt"])
+    return Group(
+        problem=Problem(**problem),
+        prompt_tokens=tuple(data["prompt_tokens"]),
+        completions=tuple(
+            Completion(**{k: _frozen(v) for k, v in c.items()}) for c in data["completions"]
+        ),
+        scores={name: tuple(values) for name, values in data["scores"].items()},
+        rewards=tuple(data["rewards"]),
+        advantages=tuple(_frozen(a) for a in data["advantages"]),
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
