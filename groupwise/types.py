@@ -39,7 +39,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are drawn. `temperature=0` is greedy; `top_k=0` and `top_p=1` switch filters off."""
+    """How answers are drawn. `temperature=0` is greedy; `top_k=0` and `top_p=1` filter nothing."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -70,11 +70,11 @@ class Completion:
 
     Completion(tokens=(12, 7, 2), logps=(-0.1, -2.3, -0.01), stop="eos", text="...")
 
-    `tokens` ends with the end-of-sequence token when `stop` is "eos". `logps` are the sampler's, under
-    the distribution that it drew from. `old_logps` and `ref_logps` are the policy's and the
+    `tokens` ends with the end-of-sequence token when `stop` is "eos". `logps` are the sampler's,
+    under the distribution that it drew from. `old_logps` and `ref_logps` are the policy's and the
     reference's before the step's first update, present only when the objective needs them.
-    `sampled` marks the tokens that the policy drew (None: all of them); tokens of a tool's reply are
-    not its own. `version` counts the updates of the weights that drew it.
+    `sampled` marks the tokens that the policy drew (None: all of them); those of a tool's reply
+    are not its own. `version` counts the updates of the weights that drew it.
     """
 
     tokens: tuple[int, ...]
@@ -115,7 +115,7 @@ class Group:
 
     @property
     def has_spread(self) -> bool:
-        """Whether any answer beat another. Without spread every advantage is 0: nothing to learn."""
+        """Whether any answer beat another. Without spread every advantage is 0."""
         known = [reward for reward in self.rewards if reward is not None]
         return len(known) > 1 and max(known) - min(known) > 1e-8
 

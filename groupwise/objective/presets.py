@@ -19,7 +19,7 @@ class Objective(BaseModel):
     """The named starting point; every other field here can override a part of it."""
 
     ratio: Literal["token", "sequence"] = "token"
-    """Importance ratio of each token, or of the whole answer (the geometric mean of its tokens')."""
+    """Importance ratio of each token, or of the whole answer (geometric mean over its tokens)."""
     surrogate: Literal["clip", "reinforce", "cispo", "sapo", "vespo", "gmpo"] = "clip"
     """How ratio and advantage make a per-token loss."""
     aggregate: Literal[
@@ -34,26 +34,26 @@ class Objective(BaseModel):
     per_reward: bool = False
     """GDPO: z-score each reward within its group, sum by weight, then whiten over the batch."""
 
-    clip_low: float = Field(0.2, ge=0)
+    clip_low: float = Field(default=0.2, ge=0)
     """Ratios below 1 - clip_low stop pushing an answer down."""
-    clip_high: float = Field(0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
     """Ratios above 1 + clip_high stop pushing an answer up."""
-    clip_max: float | None = Field(None, gt=1)
-    """Two-sided clipping (delta): an upper bound on the ratio of answers with negative advantage."""
-    cispo_max: float = Field(5.0, gt=0)
+    clip_max: float | None = Field(default=None, gt=1)
+    """Two-sided clipping (delta): an upper bound on the ratio where the advantage is negative."""
+    cispo_max: float = Field(default=5.0, gt=0)
     """CISPO's own bound on the (detached) ratio."""
-    sapo_tau_positive: float = Field(1.0, gt=0)
+    sapo_tau_positive: float = Field(default=1.0, gt=0)
     """SAPO's gate temperature where the advantage is positive."""
-    sapo_tau_negative: float = Field(1.05, gt=0)
+    sapo_tau_negative: float = Field(default=1.05, gt=0)
     """SAPO's gate temperature elsewhere."""
     vespo_positive: tuple[float, float] = (2.0, 3.0)
     """VESPO's (k, lambda) where the advantage is not negative."""
     vespo_negative: tuple[float, float] = (3.0, 2.0)
     """VESPO's (k, lambda) where the advantage is negative."""
-    gmpo_clip: float = Field(0.4, gt=0)
+    gmpo_clip: float = Field(default=0.4, gt=0)
     """GMPO's clip range, in log space."""
 
-    kl_weight: float = Field(0.0, ge=0)
+    kl_weight: float = Field(default=0.0, ge=0)
     """Beta. 0 switches KL off, and the reference model is then never loaded."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """The per-token estimator of KL(policy || reference)."""
@@ -62,28 +62,28 @@ class Objective(BaseModel):
     kl_unbiased: bool = False
     """Multiply the loss's KL term by the ratio, so that its gradient is the reverse KL's."""
 
-    entropy_weight: float = Field(0.0, ge=0)
+    entropy_weight: float = Field(default=0.0, ge=0)
     """Bonus for mean token entropy (with entropy_target: where the adaptive weight starts)."""
-    entropy_target: float | None = Field(None, gt=0)
+    entropy_target: float | None = Field(default=None, gt=0)
     """Adapt the bonus: raise its weight while entropy is under this, lower it while above."""
-    entropy_delta: float = Field(0.0001, gt=0)
+    entropy_delta: float = Field(default=0.0001, gt=0)
     """By how much the adaptive weight moves at a step."""
-    entropy_weight_max: float = Field(0.01, gt=0)
+    entropy_weight_max: float = Field(default=0.01, gt=0)
     """The adaptive weight's upper bound."""
 
     mismatch: Literal["none", "token", "sequence"] = "none"
-    """Correct for the sampler's probabilities differing from the trainer's, by token or by answer."""
+    """Correct for sampler and trainer probabilities that differ, by token or by answer."""
     mismatch_mode: Literal["truncate", "mask"] = "truncate"
     """Clamp the correction into its bounds, or drop what lies outside them."""
-    mismatch_min: float = Field(0.0, ge=0)
+    mismatch_min: float = Field(default=0.0, ge=0)
     """Lower bound of the correction."""
-    mismatch_max: float = Field(3.0, gt=0)
+    mismatch_max: float = Field(default=3.0, gt=0)
     """Upper bound of the correction."""
     mask_truncated: bool = False
     """Answers cut off by the length limit carry no loss."""
-    top_entropy: float = Field(1.0, gt=0, le=1)
+    top_entropy: float = Field(default=1.0, gt=0, le=1)
     """Learn only from this share of tokens, those of highest entropy."""
-    off_policy_limit: float | None = Field(None, gt=0)
+    off_policy_limit: float | None = Field(default=None, gt=0)
     """Drop answers of negative advantage whose mean (sampler - policy) log-prob exceeds this."""
 
     @model_validator(mode="before")
@@ -124,6 +124,10 @@ class Objective(BaseModel):
         refuse(
             self.kl_unbiased and (self.kl_in == "reward" or self.kl_weight == 0),
             "kl_unbiased corrects KL in the loss: set kl_in to loss and kl_weight above 0",
+        )
+        refuse(
+            self.entropy_target is not None and self.entropy_weight > self.entropy_weight_max,
+            f"entropy_weight {self.entropy_weight} is above entropy_weight_max: lower it",
         )
         refuse(
             self.mismatch_min >= self.mismatch_max,

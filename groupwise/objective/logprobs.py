@@ -1,0 +1,68 @@
+"""Log-probabilities and entropies of sampled tokens, without ever holding all logits at once.
+
+A step's logits (tokens x vocabulary) outgrow the model itself. Only two numbers per token are
+needed from them, so the projection goes chunk by chunk, and each chunk's logits are recomputed in
+the backward pass instead of being kept. When all of them fit the budget there is one chunk and
+nothing is computed twice. Both ways give the same numbers: no row of logits sees its neighbours.
+
+K tokens (of any answers, flat), H hidden size, V vocabulary. Logits must be finite.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_LOGITS = 2**26
+"""Logits alive at once: 256 MB in float32, and a small multiple of it in the backward pass."""
+
+
+def token_logps(
+    hidden_KH: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets_K: Tensor,
+    temperature: float,
+    *,
+    vocab: int,
+    entropy: bool = False,
+    entropy_grad: bool = False,
+    chunk_logits: int = CHUNK_LOGITS,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(head(hidden) / temperature) at the targets, and the entropy if asked for.
+
+    `entropy_grad` keeps the entropy in the graph, for a bonus; otherwise it is a detached metric.
+    Half-precision logits are raised to float32 first; wider ones stay as they are.
+    """
+
+    def score(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits_CV = head(hidden_CH)
+        if logits_CV.dtype in (torch.bfloat16, torch.float16):
+            logits_CV = logits_CV.float()
+        if temperature != 1:
+            logits_CV = logits_CV / temperature
+        all_logps_CV = logits_CV.log_softmax(-1)
+        logps_C = all_logps_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+        if not entropy:
+            return logps_C, None
+        if not entropy_grad:
+            all_logps_CV = all_logps_CV.detach()
+        return logps_C, -(all_logps_CV.exp() * all_logps_CV).sum(-1)
+
+    rows = max(1, chunk_logits // vocab)
+    if len(targets_K) <= rows:
+        return score(hidden_KH, targets_K)
+
+    logps: list[Tensor] = []
+    entropies: list[Tensor] = []
+    for chunk in zip(hidden_KH.split(rows), targets_K.split(rows), strict=True):
+        if torch.is_grad_enabled():
+            logps_C, entropies_C = checkpoint(
+                score, *chunk, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            logps_C, entropies_C = score(*chunk)
+        logps.append(logps_C)
+        if entropies_C is not None:
+            entropies.append(entropies_C)
+    return torch.cat(logps), torch.cat(entropies) if entropy else None

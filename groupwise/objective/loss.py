@@ -1,0 +1,161 @@
+"""The GRPO loss of one micro-batch. Everything about the algorithm that has a gradient is here.
+
+    loss = aggregate( corrections * surrogate(ratio, advantage) + beta * KL ) - weight * entropy
+
+Each word is a function in a file of that name; the objective's fields pick which one. Metrics come
+as (sum, count) pairs of tensors, so that micro-batches and ranks reduce exactly: add the pairs,
+then divide. They are means over sampled tokens (under a sequence ratio, a token has its answer's).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from groupwise.objective.aggregate import AGGREGATES, Denominator
+from groupwise.objective.corrections import mismatch_ratio, on_policy_answers
+from groupwise.objective.entropy import mean_entropy
+from groupwise.objective.kl import KL_ESTIMATORS
+from groupwise.objective.presets import Objective
+from groupwise.objective.ratios import importance_ratio, log_ratios
+from groupwise.objective.surrogates import SURROGATES, Terms, trust_region
+
+Metrics = dict[str, tuple[Tensor, Tensor]]
+"""name -> (sum, count), both detached scalars."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One micro-batch: B answers padded to T tokens. Log-probs stored in the padding never matter.
+
+    Log-probs are of the token that was sampled, under logits / temperature.
+    """
+
+    logps_BT: Tensor
+    """Under the policy that learns; the gradient flows through these (and entropies)."""
+    mask_BT: Tensor
+    """bool: tokens that the policy sampled and that count."""
+    advantages_BT: Tensor
+    """(B, 1), or (B, T) for credit by token."""
+    old_logps_BT: Tensor | None = None
+    """Under the policy before the step's first update. None: this is the first, so the same."""
+    sampler_logps_BT: Tensor | None = None
+    """What the engine that sampled reported."""
+    ref_logps_BT: Tensor | None = None
+    """Under the reference, for KL."""
+    entropies_BT: Tensor | None = None
+    """Of the policy's whole distribution at each token."""
+    keep_BT: Tensor | None = None
+    """bool: tokens that `top_entropy` lets carry policy loss. None: all."""
+
+
+def policy_loss(
+    tokens: Tokens, objective: Objective, denominator: Denominator, entropy_weight: float = 0.0
+) -> tuple[Tensor, Metrics]:
+    """This micro-batch's share of the step's loss (the shares add up), and its metrics.
+
+    `entropy_weight` is passed in because it may adapt from step to step; see entropy.py.
+    """
+    mask_BT = tokens.mask_BT
+    logps_BT = tokens.logps_BT.masked_fill(~mask_BT, 0.0)
+    old_logps_BT = logps_BT.detach() if tokens.old_logps_BT is None else tokens.old_logps_BT
+    metrics: Metrics = {}
+
+    # How far has the policy moved since it was sampled? On-policy the ratio is 1, with a gradient.
+    log_ratio_BT = log_ratios(logps_BT, old_logps_BT, mask_BT)
+    ratio = importance_ratio(log_ratio_BT, mask_BT, objective.ratio)
+    metrics |= _ratio_metrics(ratio, tokens, objective)
+
+    # Make answers that beat their group more likely, the others less, within a trusted distance.
+    rho = _mismatch(tokens, old_logps_BT, objective, metrics)
+    terms = Terms(logps_BT, log_ratio_BT, ratio, tokens.advantages_BT, mask_BT, rho)
+    loss_BT = SURROGATES[objective.surrogate](terms, objective)
+
+    # Weigh or drop what the present policy would not have sampled, or what it was sure of anyway.
+    if rho is not None and objective.surrogate != "vespo":
+        loss_BT = loss_BT * rho
+    if objective.off_policy_limit is not None:
+        loss_BT = loss_BT * _still_on_policy(
+            tokens, old_logps_BT, objective.off_policy_limit, metrics
+        )
+    if tokens.keep_BT is not None:
+        loss_BT = loss_BT * tokens.keep_BT
+
+    # Stay near the reference.
+    if tokens.ref_logps_BT is not None:
+        ref_logps_BT = tokens.ref_logps_BT.masked_fill(~mask_BT, 0.0)
+        kl_BT = KL_ESTIMATORS[objective.kl_estimator](logps_BT, ref_logps_BT)
+        metrics["kl"] = _mean(kl_BT, mask_BT)
+        if objective.kl_in == "loss":
+            weight = objective.kl_weight * ratio if objective.kl_unbiased else objective.kl_weight
+            loss_BT = loss_BT + weight * kl_BT
+    else:
+        assert objective.kl_weight == 0 or objective.kl_in == "reward", "KL needs ref_logps_BT"
+
+    loss = AGGREGATES[objective.aggregate](loss_BT, mask_BT, denominator)
+
+    # Keep exploring.
+    if tokens.entropies_BT is not None:
+        entropies_BT = tokens.entropies_BT.masked_fill(~mask_BT, 0.0)
+        metrics["entropy"] = _mean(entropies_BT, mask_BT)
+        if entropy_weight != 0:
+            bonus = mean_entropy(entropies_BT, mask_BT, tokens.keep_BT, denominator)
+            loss = loss - entropy_weight * bonus
+    else:
+        assert entropy_weight == 0, "an entropy bonus needs entropies_BT"
+
+    return loss, metrics
+
+
+def _mismatch(
+    tokens: Tokens, old_logps_BT: Tensor, objective: Objective, metrics: Metrics
+) -> Tensor | None:
+    """rho where the objective wants it; and how far sampler and trainer are apart, as metrics."""
+    sampler_BT, mask_BT = tokens.sampler_logps_BT, tokens.mask_BT
+    if sampler_BT is None:
+        assert objective.mismatch == "none", "mismatch correction needs sampler_logps_BT"
+        return None
+    known_BT = mask_BT & ~sampler_BT.isnan()
+    gap_BT = (old_logps_BT - sampler_BT).detach().abs().masked_fill(~known_BT, 0.0)
+    metrics["sampler_gap"] = _mean(gap_BT, known_BT)
+    if objective.mismatch == "none":
+        return None
+    rho = mismatch_ratio(
+        old_logps_BT,
+        sampler_BT,
+        mask_BT,
+        level=objective.mismatch,
+        mode=objective.mismatch_mode,
+        low=objective.mismatch_min,
+        high=objective.mismatch_max,
+    )
+    metrics["mismatch"] = _mean(rho, mask_BT)
+    return rho
+
+
+def _still_on_policy(
+    tokens: Tokens, old_logps_BT: Tensor, limit: float, metrics: Metrics
+) -> Tensor:
+    sampler_BT = old_logps_BT if tokens.sampler_logps_BT is None else tokens.sampler_logps_BT
+    keep = on_policy_answers(
+        tokens.logps_BT, sampler_BT, tokens.mask_BT, tokens.advantages_BT, limit
+    )
+    metrics["off_policy"] = _mean(~keep, tokens.mask_BT)
+    return keep
+
+
+@torch.no_grad()
+def _ratio_metrics(ratio: Tensor, tokens: Tokens, objective: Objective) -> Metrics:
+    metrics = {"ratio": _mean(ratio, tokens.mask_BT)}
+    edges = trust_region(objective)
+    if edges is not None:
+        low, high = edges
+        too_low = (ratio < low) & (tokens.advantages_BT < 0)
+        too_high = (ratio > high) & (tokens.advantages_BT > 0)
+        metrics["clip_low"] = _mean(too_low, tokens.mask_BT)
+        metrics["clip_high"] = _mean(too_high, tokens.mask_BT)
+    return metrics
+
+
+def _mean(values: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    return (values.detach() * mask_BT).sum(), mask_BT.sum()
