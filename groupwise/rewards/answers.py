@@ -1,0 +1,192 @@
+"""Where the answer stands in a completion, and whether it is the right one.
+
+Numbers are compared exactly, as fractions: 0.5 = 1/2 = .50, and 0.333 is not 1/3. Deviations that
+one might not expect:
+
+- 50% equals 50 and also 0.5 (datasets write all three), though 50 does not equal 0.5.
+- Units and words around a number are ignored unless both sides have one and they contradict.
+- If the truth is a number, the answer must be a number too: `23+48` is not an answer to itself.
+- What is neither number nor equal text goes to math-verify, if it looks like mathematics and is
+  harmless: short, no towers of powers, nothing that would be expanded for minutes.
+
+Model output is hostile: every scan is linear, and what is compared is at most 1000 characters.
+"""
+
+import logging
+import re
+import threading
+from functools import cache
+from typing import Any
+
+from groupwise.rewards.notation import LIMIT, plain
+from groupwise.rewards.quantities import extract_number, last_number, read_quantity, same_quantity
+from groupwise.rewards.tags import tag_content
+
+__all__ = ["canonical_answer", "correct", "extract_number", "final_answer", "same_answer"]
+
+TAIL = 4000
+"""Without a mark that says where it is, the answer is looked for in so many last characters."""
+
+_MATH_SECONDS = 2
+_SAYS = re.compile(r"\banswer(?: is| are|:| =)(?: ?:)? ?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
+_CHOICE = re.compile(
+    r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
+    r"\(?([A-J])(?:\)[.:]?|[.:]|)(?:(?<=[).:])\s(.*))?",
+    re.DOTALL | re.IGNORECASE,
+)
+_ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
+_BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
+_ROOT = re.compile(r"√ ?\(?([0-9]+|[a-z])\)?")
+_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]")
+_DANGEROUS = re.compile(
+    r"[0-9]{16}"  # a number that could be an exponent, or a factorial
+    r"|[0-9] ?[eE][+-]?[0-9]{3}"
+    r"|[)\]}|] ?(?:\^|\*\*) ?\{? ?[+-]? ?(?:[0-9]{2}|9)"  # a sum to a high power is expanded
+    r"|(?:\^|\*\*) ?\{? ?[+-]? ?[0-9]{4}"
+    r"|(?:\^|\*\*)[^,+\-=]{0,20}(?:\^|\*\*)"  # a tower
+    r"|[0-9]{3} ?!|[)\]}!] ?!"
+    r"|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|bigcup|bigcap)(?![a-z])"
+)
+
+
+def correct(completion: str, answer: Any) -> bool:
+    """Whether the completion's final answer is `answer` (GSM8K's "... #### 42" counts as 42)."""
+    given = final_answer(completion)
+    truth = str(answer)
+    if "####" in truth:
+        truth = truth.rpartition("####")[2]
+    return given is not None and same_answer(given, truth)
+
+
+def final_answer(text: str) -> str | None:
+    """The answer that a text ends on, as it is written there.
+
+    In `<answer>` tags, else the last \\boxed{}, else after the last ####, else after "the answer
+    is", else the last number. Two answers in tags are none: the writer has not decided on one.
+    """
+    if "<answer>" in text and "</answer>" in text:
+        return (tag_content(text, "answer") or "").strip() or None
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed.strip() or None
+    return _after_hashes(text) or _after_saying_so(text[-TAIL:]) or last_number(text[-TAIL:])
+
+
+def same_answer(given: str, truth: str) -> bool:
+    """Whether two short texts state the same answer, as the module's docstring defines it."""
+    given, truth = given.strip(), truth.strip()
+    if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
+        return False
+    right, ours = read_quantity(truth), read_quantity(given)
+    if right is not None and ours is not None:
+        return same_quantity(ours, right)
+    if _normal(given) == _normal(truth) or _same_choice(given, truth):
+        return True
+    return right is None and _same_mathematics(given, truth)
+
+
+def canonical_answer(text: str) -> str | None:
+    """The final answer in a form that equal answers share, for voting; None where there is none."""
+    answer = final_answer(text)
+    if answer is None or len(answer) > LIMIT:
+        return None
+    number = extract_number(answer)
+    return str(number) if number is not None else _normal(answer) or None
+
+
+def _last_boxed(text: str) -> str | None:
+    """What the last \\boxed{...} holds, braces within it balanced. None if it never closes."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        bare = list(_BARE_BOX.finditer(text[-TAIL:]))
+        return bare[-1][1] if bare else None
+    start = text.index("{", start) + 1
+    depth = 1
+    for position in range(start, min(start + LIMIT, len(text))):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if depth == 0:
+            return text[start:position]
+    return None
+
+
+def _after_hashes(text: str) -> str | None:
+    """The rest of the last `####` line. A heading of that level (`#### Step 2`) is no answer."""
+    before, marker, rest = text.rpartition("####")
+    if not marker or before.endswith("#"):
+        return None
+    line, _, below = rest[: LIMIT + 1].partition("\n")
+    line = line.strip()
+    heading = line[:1].isalpha() and (below.strip() or len(line) > 40)
+    return None if heading or not line else line
+
+
+def _after_saying_so(text: str) -> str | None:
+    matches = list(_SAYS.finditer(text))
+    if not matches:
+        return None
+    rest = text[matches[-1].end() :].lstrip(" *:\n")
+    end = _SENTENCE_END.search(rest)
+    return (rest[: end.start()] if end else rest).strip(" *_") or None
+
+
+def _normal(text: str) -> str:
+    """Text in a form that differs only where answers do: case, spaces and outer marks go."""
+    text = re.sub(r"^(?:the )?(?:final )?answer(?: is|:) ?", "", plain(text), flags=re.IGNORECASE)
+    text = text.casefold().strip(" .,;:?\"'")
+    text = text.rstrip("!") if text.rstrip("!")[-1:].isalpha() else text  # 5! is a factorial
+    # Words stay apart; around anything else a space means nothing.
+    text = re.sub(r"(?<![a-z0-9]) | (?![a-z0-9])", "", text)
+    return text
+
+
+def _same_choice(given: str, truth: str) -> bool:
+    """(B) = B = b. = "B) 42": one letter, with what it stands for or without."""
+    ours, right = _CHOICE.fullmatch(plain(given)), _CHOICE.fullmatch(plain(truth))
+    if ours is None or right is None or ours[1].upper() != right[1].upper():
+        return False
+    return not any(choice[2] and _ANOTHER_CHOICE.search(choice[2]) for choice in (ours, right))
+
+
+def _same_mathematics(given: str, truth: str) -> bool:
+    given, truth = _formula(given), _formula(truth)
+    for text in (given, truth):
+        if not _MATHEMATICAL.search(text) or not _harmless(text):
+            return False
+    # Its time limits are signals, which only the main thread gets. Elsewhere, who calls has one.
+    in_main = threading.current_thread() is threading.main_thread()
+    seconds = _MATH_SECONDS if in_main else None
+    parse, verify, configs = _math_verify()
+    try:
+        right = parse(f"${truth}$", configs, parsing_timeout=seconds)
+        ours = parse(f"${given}$", configs, parsing_timeout=seconds)
+        return bool(right and ours and verify(right, ours, timeout_seconds=seconds))
+    except Exception:  # whatever a parser of hostile text may raise: it is not the right answer
+        return False
+
+
+def _harmless(formula: str) -> bool:
+    """Whether a computer algebra system can be trusted with it."""
+    depth = deepest = 0
+    for character in formula:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return len(formula) <= LIMIT // 3 and deepest <= 8 and not _DANGEROUS.search(formula)
+
+
+def _formula(text: str) -> str:
+    """The formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
+    text = _ROOT.sub(r"\\sqrt{\1}", text.replace("−", "-").replace("∞", "\\infty "))
+    text = text.strip().strip("$").strip()
+    boxed = _last_boxed(text)
+    text = text if boxed is None else boxed
+    return text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]")
+
+
+@cache
+def _math_verify() -> Any:
+    """Imported on first need: it brings sympy, which takes a second."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    return parse, verify, (LatexExtractionConfig(), ExprExtractionConfig())

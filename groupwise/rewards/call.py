@@ -1,0 +1,262 @@
+"""One reward over some answers, wherever that happens: in the worker process or in a thread.
+
+Scores and progress go to a `Board` in shared memory as they come, so that nothing is lost when the
+function hangs or takes its process down, and the parent can tell which answer it was at.
+"""
+
+import asyncio
+import inspect
+import math
+import mmap
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupwise.rewards.base import Score, Signature
+
+CAPACITY = 65536
+"""Answers that a board has room for: what one call may be asked to score."""
+
+_UNSCORED = math.inf  # no score is infinite, and none is NaN, so both are free to mean something
+_NOTHING_TO_SAY = math.nan
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A batch, as three columns of equal length. Conversations are lists of messages, as in TRL."""
+
+    prompts: list[Any]
+    columns: list[dict[str, Any]]
+    completions: list[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Which reward, on which answers of the batch, and whether the first failure ends it."""
+
+    reward: int
+    picked: tuple[int, ...]
+    stop_at_failure: bool
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A reward whose function is at hand."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    options: Mapping[str, Any]
+
+
+class NotAScore(Exception):
+    """A function returned something else than scores."""
+
+
+class Board:
+    """A counter that moves with every answer, and their scores, in memory that can be shared."""
+
+    BYTES = 8 + 8 * CAPACITY
+
+    def __init__(self, file_descriptor: int = -1) -> None:
+        view = memoryview(mmap.mmap(file_descriptor, self.BYTES))
+        self._progress = view[:8].cast("q")
+        self._scores = view[8:].cast("d")
+
+    def clear(self, count: int) -> None:
+        assert count <= CAPACITY
+        for slot in range(count):
+            self._scores[slot] = _UNSCORED
+
+    def write(self, slot: int, score: Score) -> None:
+        self._scores[slot] = _NOTHING_TO_SAY if score is None else score
+        self._progress[0] += 1
+
+    def move(self) -> None:
+        self._progress[0] += 1
+
+    @property
+    def progress(self) -> int:
+        return self._progress[0]
+
+    def scores(self, count: int) -> dict[int, Score]:
+        """What has been scored so far, by slot."""
+        known = ((slot, self._scores[slot]) for slot in range(count))
+        return {s: None if math.isnan(v) else v for s, v in known if v != _UNSCORED}
+
+
+Failed = Callable[[int | None, str], None]
+"""Told of each failure: the answer's slot (None: of a call for several), and what happened."""
+
+
+def perform(reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed) -> None:
+    """Score the picked answers: slot i of the board gets the score of answer picked[i]."""
+    if reward.signature.batch:
+        _whole_batch(reward, answers, call, board, failed)
+    elif reward.signature.asynchronous:
+        try:
+            asyncio.run(_side_by_side(reward, answers, call, board, failed))
+        except BaseException as error:  # a function that stops the event loop itself
+            failed(None, _what_happened(error, reward.function))
+    else:
+        _one_by_one(reward, answers, call, board, failed)
+
+
+def _one_by_one(reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed) -> None:
+    for slot, index in enumerate(call.picked):
+        try:
+            returned = reward.function(**_arguments(reward, answers, index))
+            board.write(slot, as_score(_settled(returned)))
+        except BaseException as error:
+            failed(slot, _what_happened(error, reward.function))
+            board.move()
+            if call.stop_at_failure:
+                return
+
+
+async def _side_by_side(
+    reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed
+) -> None:
+    """All at once. As long as one of them returns within the time limit, the others may go on."""
+
+    async def attempt(slot: int, index: int) -> str | None:
+        try:
+            returned = await reward.function(**_arguments(reward, answers, index))
+            board.write(slot, as_score(returned))
+        except BaseException as error:
+            return _what_happened(error, reward.function)
+
+    tasks = {asyncio.ensure_future(attempt(s, i)): s for s, i in enumerate(call.picked)}
+    pending = set(tasks)
+    while pending:
+        done, pending = await asyncio.wait(
+            pending, timeout=call.timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        trouble = {tasks[task]: text for task in done if (text := task.result()) is not None}
+        if not done:
+            trouble = {tasks[task]: hung(call.timeout) for task in pending}
+        for slot in sorted(trouble):
+            failed(slot, trouble[slot])
+            board.move()
+        if not done or (trouble and call.stop_at_failure):
+            return  # asyncio.run cancels those that are still pending
+
+
+def _whole_batch(
+    reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed
+) -> None:
+    try:
+        returned = reward.function(**_batch_arguments(reward, answers, call.picked))
+        values = _as_list(_settled(returned), len(call.picked))
+    except BaseException as error:
+        failed(0 if len(call.picked) == 1 else None, _what_happened(error, reward.function))
+        return
+    for slot, value in enumerate(values):
+        try:
+            board.write(slot, as_score(value))
+        except BaseException as error:
+            failed(slot, _what_happened(error, reward.function))
+            if call.stop_at_failure:
+                return
+
+
+def _arguments(reward: Loaded, answers: Answers, index: int) -> dict[str, Any]:
+    accepts = reward.signature.accepts
+    arguments = {n: v for n, v in answers.columns[index].items() if accepts(n)}
+    arguments.update(reward.options)
+    arguments["completion"] = answers.completions[index]
+    if accepts("prompt"):
+        arguments["prompt"] = answers.prompts[index]
+    return arguments
+
+
+def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) -> dict[str, Any]:
+    accepts = reward.signature.accepts
+    columns = [answers.columns[index] for index in picked]
+    names = {name: None for line in columns for name in line}  # a dict keeps their order
+    arguments: dict[str, Any] = {
+        name: [line.get(name) for line in columns] for name in names if accepts(name)
+    }
+    arguments.update(reward.options)
+    prompts = [answers.prompts[index] for index in picked]
+    texts = [answers.completions[index] for index in picked]
+    if accepts("prompts"):
+        arguments["prompts"] = prompts
+    arguments["completions"] = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    return arguments
+
+
+def as_score(value: Any) -> Score:
+    """A finite float or None. Takes bool, int, float and whatever else has __float__ (tensors)."""
+    if value is None:
+        return None
+    if not isinstance(value, float):
+        if not hasattr(value, "__float__"):
+            raise NotAScore(f"returned {_shown(value)}, which is not a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            raise NotAScore("returned an integer that is too large for a float") from None
+    if not math.isfinite(value):
+        raise NotAScore(f"returned {value}")
+    return value
+
+
+def _as_list(returned: Any, count: int) -> list[Any]:
+    if returned is None or isinstance(returned, str | bytes | Mapping):
+        raise NotAScore(f"returned {_shown(returned)}, not a list of scores")
+    try:
+        values = list(returned)
+    except TypeError:
+        raise NotAScore(f"returned {_shown(returned)}, not a list of scores") from None
+    if len(values) != count:
+        answers = "1 completion" if count == 1 else f"{count} completions"
+        raise NotAScore(f"returned {len(values)} scores for {answers}")
+    return values
+
+
+def _settled(returned: Any) -> Any:
+    if not inspect.isawaitable(returned):
+        return returned
+
+    async def settle() -> Any:
+        return await returned
+
+    return asyncio.run(settle())
+
+
+def _what_happened(error: BaseException, function: Callable[..., Any]) -> str:
+    """The exception and the line of the user's file that it comes from."""
+    if isinstance(error, NotAScore):
+        return str(error)
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    text = " ".join(text.split())
+    text = text if len(text) <= 500 else f"{text[:500]}…"
+    what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if frame.filename != __file__]
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    places = [frame for frame in frames if frame.filename == own] or frames
+    if not places:
+        return what
+    return f"{what} ({Path(places[-1].filename).name}:{places[-1].lineno}, in {places[-1].name})"
+
+
+def hung(seconds: float) -> str:
+    return f"did not return within {seconds:g} s"
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "something without a repr"
+    return f"{text if len(text) <= 80 else text[:80] + '…'} ({type(value).__name__})"

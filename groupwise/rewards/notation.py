@@ -1,0 +1,93 @@
+"""Writing answers plainly: LaTeX, Markdown and Unicode dress taken off, the substance kept.
+
+The input is hostile, so every pattern here is linear and the callers bound its length first.
+"""
+
+import re
+import unicodedata
+
+LIMIT = 1000
+"""Longer than this nothing is an answer to compare."""
+
+_CURRENCY_MARK = "\ue000"  # private use: stands for \$ while bare $ signs may be math delimiters
+
+_VULGAR = {
+    character: f" {unicodedata.normalize('NFKC', character).replace('⁄', '/')} "
+    for character in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+}
+_CHARACTERS = str.maketrans(
+    {
+        **dict.fromkeys("−‐‑‒–—﹣－", "-"),
+        **dict.fromkeys("\u00a0\u2000\u2002\u2003\u2004\u2005\u2007\u2008\u2009\u200a\u202f", " "),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+        **dict.fromkeys("’‘ʼ", "'"),
+        **dict.fromkeys("“”", '"'),
+        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
+        **_VULGAR,
+        "⁄": "/",
+        "∕": "/",
+        "÷": "/",
+        "＋": "+",
+        "％": "%",
+        "＄": "$",
+        "，": ",",
+        "．": ".",
+        "∙": "·",
+        "⋅": "·",
+    }
+)
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁻]+")
+_SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+_WRAPPER = re.compile(
+    r"\\(?:boxed|fbox|text(?:bf|it|rm|tt)?|math(?:rm|bf|it|sf)|mbox|emph|operatorname)"
+    r"\s?\{([^{}]*)\}"
+)
+_SPACING = re.compile(r"\\(?:[,;:> ]|quad\b|qquad\b|displaystyle\b|left\b|right\b)|~")
+_NAMED = (
+    (re.compile(r"\\[()\[\]!]"), ""),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\^ ?(?:\\circ\b|\{ ?\\circ ?\})|\\degree\b"), "°"),
+    (re.compile(r"\\times\b"), "×"),
+    (re.compile(r"\\cdot\b"), "·"),
+    (re.compile(r"\\(?:approx|simeq|sim)\b"), "≈"),
+    (re.compile(r"\\pounds\b"), "£"),
+    (re.compile(r"\\euro\b"), "€"),
+)
+_SPACES = re.compile(r"\s+")
+_POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")
+
+
+def plain(text: str) -> str:
+    """The answer without its dress: `$\\boxed{1{,}234\\text{ km}}$` becomes `1,234 km`.
+
+    What LaTeX is left afterwards means something (\\sqrt, \\pi, ...). Takes up to LIMIT characters.
+    """
+    assert len(text) <= LIMIT
+    text = text.replace("\\$", _CURRENCY_MARK)
+    text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
+    text = text.translate(_CHARACTERS)
+    text = _SPACING.sub(" ", text)
+    for pattern, replacement in _NAMED:
+        text = pattern.sub(replacement, text)
+    for _ in range(4):  # as deep as sane answers nest
+        text, count = _WRAPPER.subn(r" \1 ", text)
+        if not count:
+            break
+    # An even number of dollar signs delimits formulas; an odd one is money.
+    if text.count("$") % 2 == 0:
+        text = text.replace("$", " ")
+    text = text.replace(_CURRENCY_MARK, "$").replace("$$", "$")
+    return _SPACES.sub(" ", _without_markdown(text)).strip()
+
+
+def _without_markdown(text: str) -> str:
+    text = text.replace("`", "")
+    if not _POWER.search(text):
+        text = text.replace("**", "")
+    text = text.strip()
+    for mark in ("__", "*", "_"):
+        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
+            text = text[len(mark) : -len(mark)]
+    return text

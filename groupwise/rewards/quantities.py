@@ -1,0 +1,300 @@
+"""Numbers as people write them: `-1,234.50`, `3/4`, `2 1/2`, `1.2e3`, `$5 million`, `50%`, `12 km`.
+
+Values are exact fractions. A text counts as a quantity when it holds one number and around it only
+words, a unit, a currency or `x =`; `3 or 4`, `2 + 3` and `5x` are not quantities. The words are
+ignored; units only count when two that we know contradict each other (5 km is not 5 miles).
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from groupwise.rewards.notation import LIMIT, plain
+
+MAX_DIGITS = 400
+"""Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
+
+_GROUPED = (
+    r"[0-9]{1,3}(?:,[0-9]{3}){1,40}(?![0-9])"
+    r"|[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}(?![0-9])"
+    r"|[0-9]{1,3}(?:'[0-9]{3}){1,40}(?![0-9])"
+)
+_SPACED = r"[0-9]{1,3}(?: [0-9]{3}){1,40}(?![0-9]| ?/)"
+_EUROPEAN = r"[0-9]{1,3}(?:\.[0-9]{3}){1,40},[0-9]{1,9}(?![0-9,])"
+_PLAIN = r"[0-9]+(?:_[0-9]{3})*"
+_TEN_TO = r" ?[×x·*] ?10 ?(?:\^|\*\*) ?(?:\{ ?[+-]?[0-9]+ ?\}|\(? ?[+-]?[0-9]+\)?)"
+
+
+def _pattern(integer: str) -> re.Pattern[str]:
+    decimal = rf"(?:{_EUROPEAN}|(?:{integer})(?:\.[0-9]*)?|\.[0-9]+)"
+    return re.compile(
+        rf"(?<![0-9A-Za-z_^\\.])(?:(?P<whole>[0-9]{{1,15}})(?: and | )(?=[0-9]{{1,9}} ?/ ?[0-9]))?"
+        rf"(?P<number>{decimal})"
+        rf"(?:(?P<exponent>[eE][+-]?[0-9]+(?![A-Za-z0-9])|{_TEN_TO})| ?/ ?(?P<under>-?{decimal}))?"
+    )
+
+
+_IN_ANSWER = _pattern(f"{_GROUPED}|{_SPACED}|{_PLAIN}")
+# In running text a space separates numbers far more often than thousands.
+_IN_PROSE = _pattern(f"{_GROUPED}|{_PLAIN}")
+_BARE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_POWER_OF_TEN = re.compile(r"(?<![0-9A-Za-z_^\\.])10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$")
+
+_FRACTIONS = (
+    re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?\{ ?([^{}]{1,60}?) ?\}"),
+    re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?([0-9])"),
+    re.compile(r"\\[dtc]?frac ?([0-9]) ?\{ ?([^{}]{1,60}?) ?\}"),
+    re.compile(r"\\[dtc]?frac ?([0-9]) ?([0-9])"),
+)
+
+_CURRENCIES = "$€£¥₹"
+_SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+
+_UNITS: dict[str, tuple[str, Fraction]] = {
+    name: (dimension, Fraction(factor))
+    for dimension, table in {
+        "length": {
+            "mm millimeter millimeters millimetre millimetres": "1/1000",
+            "cm centimeter centimeters centimetre centimetres": "1/100",
+            "m meter meters metre metres": 1,
+            "km kilometer kilometers kilometre kilometres": 1000,
+            "inch inches": "0.0254",
+            "ft foot feet": "0.3048",
+            "yd yard yards": "0.9144",
+            "mi mile miles": "1609.344",
+        },
+        "mass": {
+            "mg milligram milligrams": "1/1000",
+            "g gram grams": 1,
+            "kg kilogram kilograms": 1000,
+            "oz ounce ounces": "28.349523125",
+            "lb lbs": "453.59237",
+        },
+        "time": {
+            "s sec secs second seconds": 1,
+            "min mins minute minutes": 60,
+            "h hr hrs hour hours": 3600,
+            "day days": 86400,
+            "week weeks": 604800,
+        },
+        "volume": {
+            "ml milliliter milliliters millilitre millilitres": "1/1000",
+            "l liter liters litre litres": 1,
+        },
+        "dollar": {"$ dollar dollars usd": 1, "cent cents ¢": "1/100"},
+        "euro": {"€ euro euros eur": 1},
+        "sterling": {"£ gbp": 1},
+        "yen": {"¥ yen jpy": 1},
+        "rupee": {"₹ rupee rupees inr": 1},
+        "morning": {"am": 1},
+        "afternoon": {"pm": 1},
+        "angle": {"° degree degrees deg": 1},
+        "celsius": {"°c celsius": 1},
+        "fahrenheit": {"°f fahrenheit": 1},
+    }.items()
+    for names, factor in table.items()
+    for name in names.split()
+}
+# Single letters that are units after a number; any other is a variable: 5x is not 5.
+_UNIT_LETTERS = set("mgshlLNJWVAKCF°")
+_AREA = re.compile(
+    r"(?<![A-Za-z])(mm|cm|dm|km|m|in|inch|inches|ft|feet|yd|mi|miles?|units?) ?"
+    r"(?:\^ ?\{? ?[23] ?\}?|[23]\b)"
+)
+_WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
+_WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/°%?-]*")
+_CLOCK = re.compile(r"\b([ap])\. ?m\.")
+_DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
+_RATE = re.compile(r"/| per ")
+_NO_PREFIX = {"not", "sin", "cos", "tan", "log", "ln", "sqrt", "exp", "mod", "and", "or"}
+
+_UP_TO_NINETEEN = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen
+"""
+_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+_WORDS = {word: 10 * tens for tens, word in enumerate(_TENS.split(), 1)}
+_WORDS |= {word: value for value, word in enumerate(_UP_TO_NINETEEN.split())}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Quantity(Fraction(5), unit="km"). A percentage keeps its number: 50% is 50 with `percent`."""
+
+    value: Fraction
+    percent: bool = False
+    unit: str | None = None
+
+
+def extract_number(text: str) -> Fraction | None:
+    """The one number that an answer states, exactly; None if there is none or more than one.
+
+    extract_number("$1,234.50") == Fraction(2469, 2);  extract_number("50%") == 50
+    """
+    quantity = read_quantity(text)
+    return None if quantity is None else quantity.value
+
+
+@lru_cache(4096)  # a group's answers share their truth, and often each other
+def read_quantity(text: str) -> Quantity | None:
+    """The quantity that an answer states; None if it is none, or too long to be one."""
+    if not 0 < len(text) <= LIMIT:
+        return None
+    if _BARE.fullmatch(text):
+        return Quantity(Fraction(text))
+    text = plain(text)
+    for pattern in _FRACTIONS:
+        text = pattern.sub(r" \1/\2 ", text)
+    right = _right_side(_CLOCK.sub(r"\1m", " ".join(text.split())))
+    if right is None:
+        return None
+    text = _AREA.sub(r"\1", right)
+    power = _POWER_OF_TEN.search(text)
+    if power and (prefix := _prefix(text[: power.start()])) and abs(int(power[1])) <= MAX_DIGITS:
+        return Quantity(prefix.sign * Fraction(10) ** int(power[1]))
+    matches = list(_IN_ANSWER.finditer(text))
+    if len(matches) != 1:
+        return _in_words(text) if not matches else None
+    return _quantity(matches[0], text)
+
+
+def last_number(text: str) -> str | None:
+    """The last number in running text as it stands there, with its sign, currency and percent."""
+    matches = list(_IN_PROSE.finditer(text))
+    if not matches:
+        return None
+    start, end = matches[-1].span()
+    if start and text[start - 1] in _CURRENCIES:
+        start -= 1
+    # A minus is a sign unless it could subtract from what stands directly before it.
+    if start and text[start - 1] in "-−" and not (text[start - 2 : start - 1].isalnum()):
+        start -= 1
+    if text[end : end + 1] == "%":
+        end += 1
+    return text[start:end].rstrip(".")
+
+
+def same_quantity(a: Quantity, b: Quantity) -> bool:
+    """Equal numbers, exactly. 50% equals 50 and 0.5, which do not equal each other."""
+    if a.percent != b.percent:
+        percent, other = (a, b) if a.percent else (b, a)
+        return other.value in (percent.value, percent.value / 100)
+    if a.unit and b.unit:
+        (dimension_a, factor_a), (dimension_b, factor_b) = _UNITS[a.unit], _UNITS[b.unit]
+        return dimension_a == dimension_b and a.value * factor_a == b.value * factor_b
+    return a.value == b.value
+
+
+def _right_side(text: str) -> str | None:
+    """What stands after the last `=`: 5 in `x = 5` and `2 + 3 = 5`. Of `x = 3, y = 4`, nothing."""
+    left, equals, right = text.rpartition("=")
+    if not equals:
+        return text
+    if left.endswith(("<", ">", "!", "\\")) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
+        return None
+    return left if "=" not in left and re.fullmatch(" ?[a-z]", right) else right.strip()
+
+
+def _quantity(match: re.Match[str], text: str) -> Quantity | None:
+    prefix, value = _prefix(text[: match.start()]), _value(match)
+    if prefix is None or value is None:
+        return None
+    value, after, currency = prefix.sign * value, text[match.end() :], prefix.currency
+    if after[:1] in _LETTER_SCALES and not after[1:2].isalnum() and (currency or after[0] in "kK"):
+        value *= _LETTER_SCALES[after[0]]
+        after = after[1:]
+    after = after.strip()
+    if after and after[0] in f"{_CURRENCIES}¢":
+        currency, after = after[0], after[1:].strip()
+    if not _WORDS_AFTER.fullmatch(after) or _DANGLING.search(after):
+        return None
+    words = re.findall(r"[A-Za-z°]+", after)
+    if any(len(word) == 1 and word not in _UNIT_LETTERS for word in words):
+        return None
+    while words and words[0].lower() in _SCALES:
+        value *= _SCALES[words.pop(0).lower()]
+    percent = after.startswith(("%", "percent", "per cent"))
+    measure = words[0].lower() if words and not _RATE.search(after) else ""
+    unit = currency or (measure if measure in _UNITS else None)
+    return Quantity(value, percent, None if percent else unit)
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    sign: int = 1
+    currency: str | None = None
+
+
+def _prefix(before: str) -> _Prefix | None:
+    """Sign and currency from the text before a number; None if that text is more than words."""
+    rest, sign, currency = before, None, None
+    while rest.rstrip()[-1:] and rest.rstrip()[-1] in f"{_CURRENCIES}+-":
+        last, following = rest.rstrip()[-1], rest.endswith(" ")
+        rest = rest.rstrip()[:-1]
+        if last not in "+-":
+            currency = last
+        elif sign is None and (not rest.strip() or rest.rstrip()[-1] in f":(≈~{_CURRENCIES}"):
+            sign = last
+        elif sign is None and rest.endswith(" ") and not following:
+            sign = last  # "is -5" has a sign; "x - 5" and "x-5" subtract
+        else:
+            return None
+    if not _WORDS_BEFORE.fullmatch(rest) or rest.rstrip().endswith("-"):
+        return None
+    words = re.findall(r"[A-Za-z]+(?:'[A-Za-z]+)?", rest)
+    if any(w.lower() in _NO_PREFIX or (len(w) == 1 and w not in "aAI") for w in words):
+        return None
+    return _Prefix(-1 if sign == "-" else 1, currency)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    number = _decimal(match["number"])
+    if number is None:
+        return None
+    if match["exponent"]:
+        exponent = re.search(r"[+-]?[0-9]+\D*$", match["exponent"])
+        assert exponent is not None
+        digits = exponent[0].rstrip(" })")
+        if len(digits) > 4 or abs(int(digits)) > MAX_DIGITS:
+            return None
+        return number * Fraction(10) ** int(digits)
+    if match["under"]:
+        under = _decimal(match["under"])
+        if not under:
+            return None
+        number /= under
+    return number + int(match["whole"] or 0)
+
+
+def _decimal(text: str) -> Fraction | None:
+    if len(text) > MAX_DIGITS:
+        return None
+    if re.fullmatch(_EUROPEAN, text):
+        text = text.replace(".", "").replace(",", ".")
+    text = re.sub(r"[,' _]", "", text)
+    return Fraction(f"{text}0") if text.endswith(".") else Fraction(text)
+
+
+def _in_words(text: str) -> Quantity | None:
+    """`twenty-one`, `five apples`, `two thousand`: up to ninety-nine of something."""
+    words = re.split(r"[ -]", text.lower().rstrip(".!"))[:5]
+    if not words or words[0] not in _WORDS or len(words) > 3:
+        return None
+    value, rest = _WORDS[words[0]], words[1:]
+    if rest and value >= 20 and 0 < _WORDS.get(rest[0], 0) < 10:
+        value, rest = value + _WORDS[rest[0]], rest[1:]
+    if rest and rest[0] in _SCALES:
+        value, rest = value * _SCALES[rest[0]], rest[1:]
+    if len(rest) > 1 or not all(word.isalpha() and len(word) > 1 for word in rest):
+        return None
+    if rest and (rest[0] in _WORDS or rest[0] in _SCALES or rest[0] in ("and", "or")):
+        return None
+    return Quantity(Fraction(value), unit=rest[0] if rest and rest[0] in _UNITS else None)

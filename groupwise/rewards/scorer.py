@@ -1,0 +1,257 @@
+"""Every reward on every answer, in isolation: a reward that fails names the answer it failed on.
+
+Functions that another process can import run in one worker process that lives as long as the
+scorer; the rest run in a thread here. Each answer has `timeout` seconds. A function with TRL's
+signature has them for its one call. If that call fails as a whole, it is called with one answer at
+a time to find the one that does it; with `on_error="skip"` the others' scores are those.
+
+An asynchronous function says that it waits for something, so it gets a worker of its own: while a
+judge or a program takes its time, the other rewards go on. Within one place they take turns.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from groupwise.errors import RewardError
+from groupwise.rewards.base import Reward, Score, Signature, check_arguments
+from groupwise.rewards.call import CAPACITY, Answers, Call
+from groupwise.rewards.isolation import InThread, Place, Worker, importable
+from groupwise.types import Problem
+
+logger = logging.getLogger("groupwise")
+
+NOT_COLUMNS = ("prompt", "prompts", "completion", "completions")
+
+
+class Scorer:
+    """with Scorer([Reward("right", is_right)], timeout=30, on_error="stop") as scorer:
+        scorer.score([problem, problem], ["<answer>4</answer>", "no idea"])  # {"right": [1.0, 0.0]}
+
+    Loading fails early: a function that cannot be found or called raises here, not at step 1.
+    `errors` counts what `on_error="skip"` has cost so far. Not for several threads at once.
+    """
+
+    def __init__(
+        self, rewards: Sequence[Reward], timeout: float, on_error: Literal["stop", "skip"]
+    ) -> None:
+        self.rewards = tuple(rewards)
+        names = [reward.name for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise RewardError(f"each reward needs a name of its own, not {names}")
+        self.timeout = timeout
+        self.on_error: Literal["stop", "skip"] = on_error
+        self.errors = 0
+        self._worker: Worker | None = None
+        self._own_workers: list[Worker] = []
+        self._thread = InThread()
+        self._lines: list[tuple[int, str]] = []
+        self._where: list[tuple[Place, int]] = []
+        self._signatures: list[Signature] = []
+        try:
+            for reward in self.rewards:
+                place, signature = self._load(reward)
+                self._where.append((place, place.count - 1))
+                self._signatures.append(signature)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes. Closing twice is fine."""
+        for worker in (self._worker, *self._own_workers):
+            if worker is not None:
+                worker.close()
+        self._worker, self._own_workers = None, []
+
+    def score(
+        self, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> dict[str, list[Score]]:
+        """By reward, the score of each answer: completions[i] answers problems[i]."""
+        assert len(problems) == len(completions), (len(problems), len(completions))
+        columns = {name for p in problems for name in p.columns} - set(NOT_COLUMNS)
+        if not completions:
+            return {reward.name: [] for reward in self.rewards}
+        for reward, signature in zip(self.rewards, self._signatures, strict=True):
+            check_arguments(reward, signature, columns)
+            _check_each(reward, signature, problems)
+        wanted = {c for c in columns if any(s.accepts(c) for s in self._signatures)}
+        answers = _answers(problems, completions, wanted)
+        places: dict[int, tuple[Place, list[int]]] = {}
+        for number, (place, _) in enumerate(self._where):
+            places.setdefault(id(place), (place, []))[1].append(number)
+
+        def score_at(place: Place, numbers: list[int]) -> dict[int, list[Score]]:
+            place.give(answers)
+            return {n: self._score_all(n, problems, completions) for n in numbers}
+
+        try:
+            found = _side_by_side(score_at, list(places.values()))
+        finally:
+            # In the recipe's order, whichever place was first to find something.
+            for _, line in sorted(self._lines, key=lambda item: item[0]):
+                logger.warning("%s; left unscored (on_reward_error: skip)", line)
+            self.errors += len(self._lines)
+            self._lines.clear()
+        return {reward.name: found[number] for number, reward in enumerate(self.rewards)}
+
+    def _load(self, reward: Reward) -> tuple[Place, Signature]:
+        function = reward.function
+        reference = function if isinstance(function, str) else importable(function)
+        if reference is not None:
+            if self._worker is None:
+                self._worker = Worker()
+            try:
+                signature = self._worker.load(reference, reward.options)
+                if not signature.asynchronous:
+                    return self._worker, signature
+                self._worker.unload()
+                self._own_workers.append(Worker())
+                return self._own_workers[-1], self._own_workers[-1].load(reference, reward.options)
+            except RewardError:
+                if isinstance(function, str):
+                    raise
+        assert not isinstance(function, str)
+        signature = self._thread.load(function, reward.options)
+        if not signature.asynchronous:
+            return self._thread, signature
+        self._thread.unload()
+        own = InThread()
+        return own, own.load(function, reward.options)
+
+    def _score_all(
+        self, number: int, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> list[Score]:
+        known: dict[int, Score] = {}
+        for start in range(0, len(completions), CAPACITY):
+            picked = range(start, min(start + CAPACITY, len(completions)))
+            known |= self._score(number, picked, problems, completions)
+        return [known[index] for index in range(len(completions))]
+
+    def _score(
+        self,
+        number: int,
+        picked: Iterable[int],
+        problems: Sequence[Problem],
+        completions: Sequence[str],
+    ) -> dict[int, Score]:
+        """The scores of the picked answers, whatever the function does to us meanwhile."""
+        place, position = self._where[number]
+        signature = self._signatures[number]
+        together = signature.batch or signature.asynchronous
+        scores: dict[int, Score] = {}
+
+        def fail(index: int, what: str) -> None:
+            scores[index] = None
+            self._failed(number, what, index, problems[index], completions[index])
+
+        rest = list(picked)
+        while rest:
+            call = Call(position, tuple(rest), self.on_error == "stop", self.timeout)
+            outcome = place.run(call)
+            scores |= {rest[slot]: score for slot, score in outcome.scores.items()}
+            for slot, what in outcome.failures.items():
+                fail(rest[slot], what)
+            rest = [index for index in rest if index not in scores]
+            if outcome.stuck is None:
+                assert not rest
+                break
+            if not together or len(rest) == 1:
+                fail(rest.pop(0), outcome.stuck)
+                continue
+            failures = self._failures_of(number)
+            for index in rest:
+                scores |= self._score(number, [index], problems, completions)
+            if self._failures_of(number) == failures:
+                self._failed(number, f"{outcome.stuck}, though on none of them alone", len(rest))
+            break
+        return scores
+
+    def _failed(
+        self,
+        number: int,
+        what: str,
+        index: int,
+        problem: Problem | None = None,
+        completion: str | None = None,
+    ) -> None:
+        """Raise, or count and log, as `on_error` says. Without a completion, `index` is a count."""
+        where = f"{index} answers together"
+        if problem is not None:
+            where = f"answer {index} (to problem {shortened(problem.id, 60)})"
+        lines = [f"reward {self.rewards[number].name!r} failed on {where}: it {what}"]
+        if completion is not None:
+            lines.append(f"the completion: {shortened(completion)}")
+        if self.on_error == "skip":
+            self._lines.append((number, "; ".join(lines)))
+            return
+        lines.append(f"fix: {self._fix(what)}, or set on_reward_error: skip to leave it unscored")
+        raise RewardError("\n  ".join(lines))
+
+    def _failures_of(self, number: int) -> int:
+        return sum(reward == number for reward, _ in self._lines)
+
+    def _fix(self, what: str) -> str:
+        if what.startswith("did not return"):
+            return f"make the function faster, raise reward_timeout (now {self.timeout:g} s)"
+        if what.startswith("returned"):
+            return "return one finite number for each completion (None: does not apply)"
+        if "its process" in what:
+            return "find what ends the process when the function is called on this text"
+        return "handle such text in the function"
+
+
+def _side_by_side(
+    score_at: Callable[[Place, list[int]], dict[int, list[Score]]],
+    places: Sequence[tuple[Place, list[int]]],
+) -> dict[int, list[Score]]:
+    """Every place's scores by reward. Where several raise, the first place's error is raised."""
+    if len(places) == 1:
+        return score_at(*places[0])
+    found: dict[int, list[Score]] = {}
+    with ThreadPoolExecutor(len(places), "rewards") as threads:
+        running = [threads.submit(score_at, place, numbers) for place, numbers in places]
+    for future in running:
+        found |= future.result()
+    return found
+
+
+def shortened(text: str, length: int = 300) -> str:
+    """A quoted text without control characters, of bounded length: model output is hostile."""
+    if len(text) <= length:
+        return ascii(text) if not text.isprintable() else repr(text)
+    half = length // 2
+    head, tail = shortened(text[:half], length), shortened(text[-half:], length)
+    return f"{head} … {tail} ({len(text)} characters)"
+
+
+def _check_each(reward: Reward, signature: Signature, problems: Sequence[Problem]) -> None:
+    """A function called per answer needs its columns in every problem, not in some."""
+    if signature.batch or not signature.required:
+        return
+    seen: set[int] = set()
+    for problem in problems:
+        if id(problem) not in seen:
+            seen.add(id(problem))
+            check_arguments(reward, signature, problem.columns)
+
+
+def _answers(problems: Sequence[Problem], completions: Sequence[str], wanted: set[str]) -> Answers:
+    """Problems are turned into plain values once each: pickle then sends shared ones once too."""
+    plain: dict[int, tuple[Any, dict[str, Any]]] = {}
+    for problem in problems:
+        if id(problem) not in plain:
+            prompt = problem.prompt
+            plain[id(problem)] = (
+                prompt if isinstance(prompt, str) else [dict(message) for message in prompt],
+                {name: v for name, v in problem.columns.items() if name in wanted},
+            )
+    lines = [plain[id(problem)] for problem in problems]
+    return Answers([prompt for prompt, _ in lines], [c for _, c in lines], list(completions))

@@ -1,0 +1,89 @@
+"""The process that rewards run in: python -m groupwise.rewards.worker SOCKET BOARD LIFELINE
+
+It is started once and scores batch after batch, so that no process start is paid per call, and the
+parent can kill it when a function never returns. Not a multiprocessing child: those import the
+user's main script again. The three arguments are inherited file descriptors. It imports no torch.
+
+In:   Load | Unload | Answers | Call
+Out:  Signature | Refused for a Load; any number of Failure and one Done for a Call; else Done
+"""
+
+import os
+import sys
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+from groupwise.rewards.base import signature_of
+from groupwise.rewards.call import Answers, Board, Call, Loaded, perform
+from groupwise.rewards.catalog import load
+from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
+
+
+def main(socket: int, board_file: int, lifeline: int) -> None:
+    for descriptor in (socket, board_file, lifeline):
+        os.set_inheritable(descriptor, False)
+    _die_with_parent(lifeline)
+    # What a function prints goes where errors go, line by line: standard output is the parent's.
+    sys.stdout = sys.stderr
+    connection, board = Connection(socket), Board(board_file)
+    rewards: list[Loaded] = []
+    answers = Answers([], [], [])
+    while True:
+        try:
+            message = connection.recv()
+        except EOFError:
+            return
+        except Exception as error:  # a column whose class this process does not know
+            connection.send(Refused(f"{type(error).__name__}: {error}"))
+            continue
+        match message:
+            case Load():
+                connection.send(_loaded(message, rewards))
+            case Unload():
+                rewards.pop()
+                connection.send(Done())
+            case Answers():
+                answers = message
+                connection.send(Done())
+            case Call():
+                perform(
+                    rewards[message.reward],
+                    answers,
+                    message,
+                    board,
+                    lambda slot, what: connection.send(Failure(slot, what)),
+                )
+                connection.send(Done())
+
+
+def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
+    try:
+        function = load(wanted.reference)
+        signature = signature_of(function)
+    except BaseException as error:
+        return Refused(str(error))
+    rewards.append(Loaded(function, signature, wanted.options))
+    return signature
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """End when the parent does, however it ended and whatever a reward is doing just then."""
+
+    def watch() -> None:
+        os.read(lifeline, 1)  # nobody ever writes: it returns when the parent's end is closed
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux":
+        # A function stuck inside C code keeps that thread from running. The kernel can end us too:
+        # SIGIO is sent when the lifeline closes, and its default is to terminate the process.
+        import fcntl
+
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
