@@ -1,0 +1,34 @@
+"""Can the native engine serve this model? Try it, against the model's own forward pass."""
+
+import torch
+
+from groupwise.policy.load import Policy
+from groupwise.rollout.native.attention import Unservable
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.types import Request, Sampling
+
+
+@torch.no_grad()
+def why_not(policy: Policy) -> str | None:
+    """The reason that it cannot, in words; None when it can."""
+    if not getattr(policy.model, "_supports_attention_backend", False):
+        return "its attention cannot be replaced (no transformers AttentionInterface)"
+    prompt = tuple(token % policy.vocab for token in range(3, 9))
+    requests = [Request(prompt, (1, 2)), Request(prompt[:2], (3,))]
+    engine = NativeEngine(policy, 4, graphs=False)
+    try:
+        groups = engine.generate(requests, Sampling(max_tokens=5))
+    except Unservable as reason:
+        return str(reason)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        return f"its forward pass refuses our attention ({str(error).splitlines()[0]})"
+    gap = 0.0
+    for request, answers in zip(requests, groups, strict=True):
+        for answer in answers:
+            tokens = torch.tensor([request.prompt_tokens + answer.tokens], device=policy.device)
+            logits = policy.head(policy.body(input_ids=tokens))[0].float()
+            logps = logits[len(request.prompt_tokens) - 1 : -1].log_softmax(-1)
+            own = logps.gather(-1, tokens[0, len(request.prompt_tokens) :, None]).squeeze(-1)
+            gap = max(gap, (own.cpu() - torch.tensor(answer.logps)).abs().max().item())
+    tolerance = 1e-3 if policy.model.dtype == torch.float32 else 0.25
+    return None if gap <= tolerance else f"its log-probs change by {gap:.2g} under our attention"

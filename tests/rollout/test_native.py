@@ -1,0 +1,81 @@
+"""The native engine on every family it serves: the model's own greedy decoding, token for token."""
+
+import pytest
+import torch
+from small_models import FAMILIES, random_policy
+
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.rollout.native.graphs import BURST
+from groupwise.rollout.transformers import TransformersEngine
+from groupwise.types import Request, Sampling
+
+PROMPTS = [(5, 6, 7), (9,), tuple(range(11, 25)), (9, 30), (4, 4, 4, 4, 4, 4, 4, 8)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_token_identical_with_generate(family: str) -> None:
+    policy = random_policy(family)
+    requests = [Request(prompt, (0,)) for prompt in PROMPTS]
+    greedy = Sampling(max_tokens=24, temperature=0.0)
+    expected = TransformersEngine(policy, 16).generate(requests, greedy)
+    for slots in (16, 2):
+        found = NativeEngine(policy, slots).generate(requests, greedy)
+        assert [a.tokens for (a,) in found] == [a.tokens for (a,) in expected]
+        for (a,), (b,) in zip(found, expected, strict=True):
+            assert a.logps == pytest.approx(b.logps, abs=1e-4)
+            assert a.stop == b.stop
+    assert len({a.tokens for (a,) in expected}) > 1
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_sampling_agrees_with_generate(penalty: float) -> None:
+    policy = random_policy("llama", seed=3)
+    requests = [Request(prompt, tuple(range(n, n + 4))) for n, prompt in enumerate(PROMPTS)]
+    sampling = Sampling(16, 0.9, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=penalty)
+    found = NativeEngine(policy, 7).generate(requests, sampling)
+    expected = TransformersEngine(policy, 1).generate(requests, sampling)  # alone: no left padding
+    assert [[a.tokens for a in g] for g in found] == [[a.tokens for a in g] for g in expected]
+
+
+def test_a_prompt_is_computed_once_for_its_group_and_finished_rows_cost_nothing() -> None:
+    policy = random_policy()
+    fed: list[int] = []
+    body = policy.body
+
+    def counted(**inputs: torch.Tensor) -> torch.Tensor:
+        fed.append(inputs["input_ids"].numel())
+        return body(**inputs)
+
+    object.__setattr__(policy, "body", counted)
+    requests = [Request(prompt, tuple(range(8))) for prompt in PROMPTS]
+    groups = NativeEngine(policy, 64).generate(requests, Sampling(max_tokens=20))
+    prompt_tokens = sum(len(prompt) for prompt in PROMPTS)
+    # The first token of an answer comes from its prompt; each later one costs one token of work.
+    later = sum(len(answer.tokens) - 1 for group in groups for answer in group)
+    assert sum(fed) == prompt_tokens + later
+
+
+def test_the_models_own_attention_comes_back_after_sampling() -> None:
+    policy = random_policy()
+    before = policy.model.config._attn_implementation
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    logits = policy.model(tokens).logits
+    NativeEngine(policy, 4).generate([Request((5, 6), (1,))], Sampling(4))
+    assert policy.model.config._attn_implementation == before
+    assert torch.equal(policy.model(tokens).logits, logits)
+
+
+def test_the_cache_is_kept_between_calls_and_grows_when_it_must() -> None:
+    engine = NativeEngine(random_policy(), 8)
+    short = [Request((5, 6), (1, 2))]
+    first = engine.generate(short, Sampling(4))
+    cache = engine.cache
+    assert engine.generate(short, Sampling(4)) == first and engine.cache is cache
+    engine.generate(short, Sampling(9))
+    assert (
+        engine.cache is not cache and engine.cache is not None and engine.cache.length == 11 + BURST
+    )
+
+
+def test_an_empty_list_of_requests_gives_an_empty_list() -> None:
+    assert NativeEngine(random_policy(), 4).generate([], Sampling(4)) == []
