@@ -1,0 +1,173 @@
+"""Train from a config: load, resume where there is something to resume, run the loop, finish."""
+
+import logging
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.errors import ConfigError
+from groupwise.load import Parts, describe, load_config_policy, load_parts
+from groupwise.policy.load import Policy
+from groupwise.policy.reference import Reference
+from groupwise.rewards.base import Reward
+from groupwise.tasks.base import Task
+from groupwise.tracking.base import Tracker, Trackers
+from groupwise.tracking.card import model_card
+from groupwise.tracking.console import LiveConsole, console
+from groupwise.tracking.report import before_after_table, print_curve, save_curve
+from groupwise.tracking.run import RunFolder, read_metrics
+from groupwise.tracking.services import Service, TensorBoard
+from groupwise.train.checkpoint import (
+    load_into,
+    newest_checkpoint,
+    replace_folder,
+    save_checkpoint,
+    save_model,
+)
+from groupwise.train.loop import run_loop
+from groupwise.train.optim import Optimizer
+from groupwise.train.signals import StopRequest
+from groupwise.train.state import TrainState
+
+log = logging.getLogger("groupwise")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: pathlib.Path
+    summary: Mapping[str, Any]
+
+    @property
+    def model(self) -> pathlib.Path:
+        """The trained model: a Hugging Face folder."""
+        return self.folder / "model"
+
+
+def train(
+    config: Config,
+    out: str | pathlib.Path,
+    *,
+    rewards: Sequence[Reward | Callable[..., Any]] | None = None,
+    task: Task | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train into the folder `out`; called again with the same config, go on where it stopped.
+
+    `rewards` and `task` take functions and objects in place of the names in the config.
+    """
+    check_plan(config)
+    chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
+    with RunFolder(pathlib.Path(out), config) as run, StopRequest() as stop:
+        finished = run.summary
+        if finished is not None and finished["steps"] >= config.steps:
+            log.info("%s is finished: nothing to do", run.path)
+            return Result(run.path, finished)
+        resumed = newest_checkpoint(run.checkpoints)
+        weights = None if resumed is None else str(resumed / "model")
+        with load_parts(config, weights=weights, rewards=chosen, task=task) as parts:
+            state = start_state(parts, resumed)
+            run.rewind(state.step)
+            if not quiet:
+                console.print(describe(config, parts.policy), highlight=False)
+            if resumed is not None:
+                log.info("resuming %s after step %d", run.path, state.step)
+            if not state.before:
+                state.before = parts.evaluate("test")
+            trackers = Trackers(_tracker_makers(config, run, state.step, quiet))
+            try:
+                run_loop(parts, state, run, trackers, stop)
+            finally:
+                trackers.close()
+            return finish(parts, state, run, quiet)
+
+
+def start_state(parts: Parts, resumed: pathlib.Path | None) -> TrainState:
+    """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
+    config = parts.config
+    reference = None
+    if config.algorithm.needs_reference:
+        frozen = resumed is not None and config.reference.kind == "frozen"
+        origin: Policy = load_config_policy(config) if frozen else parts.policy
+        reference = Reference(origin, config.reference)
+    optimizer = Optimizer(parts.policy.model, config.optimizer, config.steps)
+    weight = config.algorithm.entropy_weight
+    state = TrainState(parts.policy, optimizer, reference, entropy_weight=weight)
+    if resumed is not None:
+        load_into(state, resumed)
+    return state
+
+
+def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Result:
+    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve."""
+    config = parts.config
+    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    after = parts.evaluate("test")
+    summary = {
+        "status": "finished",
+        "steps": state.step,
+        "seconds": state.seconds,
+        "before": state.before,
+        "after": after,
+    }
+
+    def write(folder: pathlib.Path) -> None:
+        save_model(parts.policy, folder)
+        (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
+
+    replace_folder(run.path / "model", write)
+    steps = read_metrics(run.path)
+    save_curve(steps, run.path / "reward.png")
+    run.write_summary(summary)
+    if not quiet:
+        print_curve([line["reward"] for line in steps])
+        title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
+        console.print(before_after_table(state.before, after, title))
+        console.print(
+            f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
+            f"curve in {run.path / 'reward.png'}",
+            highlight=False,
+        )
+        console.print(f"look further:  groupwise sample {run.path}", highlight=False)
+    return Result(run.path, summary)
+
+
+def check_plan(config: Config) -> None:
+    """Refuse batch plans that cannot be carried out, before anything is loaded."""
+    if config.batch.minibatches > config.batch.prompts:
+        raise ConfigError(
+            f"batch.minibatches is {config.batch.minibatches}, but there are only "
+            f"batch.prompts={config.batch.prompts} groups to split into them: lower minibatches"
+        )
+    if config.rollout.overlong_buffer > config.rollout.max_completion_tokens:
+        raise ConfigError(
+            f"rollout.overlong_buffer ({config.rollout.overlong_buffer}) is longer than "
+            f"rollout.max_completion_tokens ({config.rollout.max_completion_tokens}): lower it"
+        )
+
+
+def _as_reward(reward: Reward | Callable[..., Any]) -> Reward:
+    if isinstance(reward, Reward):
+        return reward
+    return Reward(getattr(reward, "__name__", "reward"), reward)
+
+
+def _tracker_makers(
+    config: Config, run: RunFolder, step: int, quiet: bool
+) -> dict[str, Callable[[], Tracker]]:
+    tracking = config.tracking
+    makers: dict[str, Callable[[], Tracker]] = {}
+    if not quiet:
+        makers["console"] = lambda: LiveConsole(config.steps, step)
+    if tracking.tensorboard:
+        makers["tensorboard"] = lambda: TensorBoard(run.path / "events", step)
+    settings = config.model_dump(mode="json")
+    for service in ("trackio", "wandb"):
+        if getattr(tracking, service):
+            makers[service] = lambda service=service: Service(
+                service, tracking.project, run.path.name, settings
+            )
+    return makers

@@ -1,0 +1,33 @@
+"""SIGINT and SIGTERM ask the loop to stop at its next safe point; a second one stops at once."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class StopRequest:
+    """`with StopRequest() as stop: ... if stop.requested: save and leave`"""
+
+    def __init__(self) -> None:
+        self.requested: str | None = None
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number).name
