@@ -1,0 +1,43 @@
+"""Write docs/configuration.md from the docstrings in groupwise/config.py: python THIS_FILE"""
+
+import pathlib
+
+from pydantic import BaseModel
+
+from groupwise.config import Config
+from groupwise.recipe import _models_in
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
+INTRODUCTION = """# Configuration
+
+Every setting, its default and what it does. A recipe is a YAML file of these; on the command line
+they are written `key.sub=value`. Made from `groupwise/config.py` by
+`scripts/make_configuration_page.py`.
+"""
+
+
+def section(title: str, model: type[BaseModel]) -> str:
+    lines = [f"\n## {title}\n", f"{(model.__doc__ or '').strip()}\n"]
+    lines += ["| setting | default | |", "|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if not _models_in(field.annotation):
+            default = "required"
+            if not field.is_required():
+                default = f"`{field.get_default(call_default_factory=True)!r}`"
+            text = (field.description or "").replace("|", "\\|")
+            lines.append(f"| `{name}` | {default} | {text} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    parts = [INTRODUCTION, section("the run", Config)]
+    for name, field in Config.model_fields.items():
+        for model in _models_in(field.annotation):
+            kind = model.model_fields.get("kind")
+            several = name == "task" and kind is not None
+            parts.append(section(f"{name}: {kind.default}" if several and kind else name, model))
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

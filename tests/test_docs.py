@@ -1,0 +1,70 @@
+"""Documentation that runs: every Python snippet and command shown, and the generated page."""
+
+import importlib.util
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_python_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    code = "\n".join(blocks(page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def commands(page: pathlib.Path) -> list[str]:
+    found = re.findall(r"^(groupwise [a-z].*)$", "\n".join(blocks(page, "")), re.M)
+    return [line.split("  #")[0].strip() for line in found]
+
+
+SHOWN = [(page.name, line) for page in PAGES for line in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_commands_shown_work(page: str, command: str, tmp_path: pathlib.Path) -> None:
+    """With files as the text describes them, and few steps."""
+    lines = [f'{{"prompt": "What is {i}+{i}?", "answer": "{2 * i}"}}' for i in range(60)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    (tmp_path / "my_rewards.py").write_text(
+        "def short(completions, **columns):\n    return [-len(t) / 100 for t in completions]\n"
+    )
+    words = shlex.split(command)
+    if words[1] == "train":
+        words += ["steps=1", "eval.problems=4", "eval.every=0", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "groupwise.cli", *words[1:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_configuration_page_is_up_to_date() -> None:
+    path = ROOT / "scripts" / "make_configuration_page.py"
+    spec = importlib.util.spec_from_file_location("make_configuration_page", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), f"run python {path.relative_to(ROOT)}"
+
+
+def test_links_between_pages_resolve() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
