@@ -1,0 +1,198 @@
+"""Countdown: always solvable, judged by a parser that stands up to hostile text."""
+
+import operator
+from fractions import Fraction
+from itertools import permutations
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupwise.config import CountdownTask
+from groupwise.errors import DataError
+from groupwise.rewards.expressions import MAX_DEPTH, MAX_LENGTH, ExpressionError, evaluate
+from groupwise.tasks import countdown
+
+
+def reachable(values: tuple[Fraction, ...], target: int) -> bool:
+    """Brute force: combine any two values in any way until one is left."""
+    if len(values) == 1:
+        return values[0] == target
+    for a, b, *rest in permutations(values):
+        results = [a + b, a - b, a * b] + ([a / b] if b else [])
+        if any(reachable((result, *rest), target) for result in results):
+            return True
+    return False
+
+
+def ids(problems):
+    return {problem.id for problem in problems}
+
+
+def answer(expression: str) -> str:
+    return f"<think>hm</think><answer>{expression}</answer>"
+
+
+def test_every_problem_can_be_solved_by_brute_force():
+    task = countdown.build(CountdownTask(numbers=(3, 4), train_size=25, test_size=10))
+    for problem in (*task.train, *task.validation, *task.test):
+        numbers = tuple(map(Fraction, problem.columns["numbers"]))
+        assert reachable(numbers, problem.columns["target"]), problem.id
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6])
+def test_the_solution_a_problem_is_made_from_is_judged_correct(count):
+    settings = CountdownTask(numbers=(count, count), largest=50)
+    random = Random(count)
+    for _ in range(200):
+        numbers, target, solution = countdown.draw_solved(random, settings)
+        assert len(numbers) == count and all(1 <= number <= 50 for number in numbers)
+        assert 1 <= target <= 500
+        assert countdown.correct(answer(solution), numbers, target), solution
+        assert not countdown.correct(answer(solution), numbers, target + 1)
+
+
+def test_splits_are_disjoint_across_seeds_and_sizes():
+    tasks = [
+        countdown.build(
+            CountdownTask(numbers=(3, 3), largest=10, seed=seed, train_size=size, test_size=150)
+        )
+        for seed, size in ((0, 500), (1, 1500))
+    ]
+    train, validation, test = (
+        set().union(*(ids(getattr(task, split)) for task in tasks))
+        for split in ("train", "validation", "test")
+    )
+    assert len(train) > 1500 and len(validation) > 150 and len(test) > 150
+    assert not train & validation and not train & test and not validation & test
+
+
+def test_the_order_of_numbers_does_not_make_another_problem():
+    assert countdown.problem_of([3, 5, 8], 16).id == countdown.problem_of([8, 3, 5], 16).id
+
+
+def test_too_small_a_space_of_problems_says_which_setting_to_raise():
+    with pytest.raises(DataError, match=r"Raise task\.largest \(10\)"):
+        countdown.build(CountdownTask(numbers=(3, 3), largest=10, train_size=1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("expression", "right"),
+    [
+        ("3+5+8", True),
+        (" ( 8 - 3 ) + 5 + 3 - 3 ", False),
+        ("(5+3)+8", True),
+        ("8--5+3", True),
+        ("3+5", False),
+        ("3+5+8+8", False),
+        ("3+3+5+5", False),
+        ("16", False),
+        ("35-8", False),
+        ("3+5+8=16", False),
+        ("8*(5-3)", True),
+        ("8/(5-3)*4", False),
+    ],
+)
+def test_each_number_is_used_exactly_once_and_the_value_is_the_target(expression, right):
+    assert countdown.correct(answer(expression), [3, 5, 8], 16) is right
+
+
+def test_fractions_on_the_way_are_exact():
+    assert countdown.correct(answer("8/(3-8/3)"), [3, 3, 8, 8], 24)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "()",
+        "__import__('os').system('true')",
+        "2**3",
+        "2**9999999",
+        "2^3",
+        "1e9",
+        "0x10",
+        "1.5",
+        "1_000",
+        "٣+٤",
+        "２+３",
+        "²",
+        "3 5",
+        "3+",
+        "*3",
+        "+3",
+        "(3",
+        "3)",
+        "3//2",
+        "1/0",
+        "1/(2-2)",
+        "9" * 21,
+        "9" * 100_000,
+        "(" * 100_000 + "1" + ")" * 100_000,
+        "(" * 50 + "1" + ")" * 50,
+        "-" * 50 + "1",
+        "1+" * MAX_LENGTH + "1",
+        "3+5\x00",
+        "lambda: 0",
+    ],
+)
+def test_hostile_or_broken_text_is_no_expression(text):
+    with pytest.raises(ExpressionError):
+        evaluate(text)
+    assert countdown.extract(answer(text)) is None
+    assert countdown.correct(answer(text), [3, 5, 8], 16) is False
+
+
+def test_nesting_is_allowed_up_to_the_limit():
+    assert evaluate("(" * MAX_DEPTH + "7" + ")" * MAX_DEPTH).value == 7
+    with pytest.raises(ExpressionError, match="nested deeper"):
+        evaluate("(" * (MAX_DEPTH + 1) + "7" + ")" * (MAX_DEPTH + 1))
+
+
+def test_precedence_and_associativity_are_the_usual_ones():
+    assert evaluate("2+3*4-6/2").value == 11
+    assert evaluate("20-5-3").value == 12
+    assert evaluate("24/4/3").value == 2
+    assert evaluate("-2*-(3-4)").value == -2
+    assert evaluate("7-10/4").value == Fraction(9, 2)
+
+
+@given(st.text(max_size=60))
+def test_any_text_gives_a_value_or_an_expression_error(text):
+    try:
+        assert isinstance(evaluate(text).value, Fraction)
+    except ExpressionError:
+        assert countdown.extract(answer(text)) is None
+
+
+Tree = tuple[str, Fraction, tuple[int, ...]]
+
+
+def combined(children: tuple[Tree, str, Tree]) -> Tree:
+    (left, a, used), symbol, (right, b, more) = children
+    symbol = "+" if symbol == "/" and b == 0 else symbol
+    apply = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+    return f"({left} {symbol} {right})", apply[symbol](a, b), used + more
+
+
+def negated(tree: Tree) -> Tree:
+    return f"-{tree[0]}", -tree[1], tree[2]
+
+
+TREES = st.recursive(
+    st.integers(0, 10**6).map(lambda n: (str(n), Fraction(n), (n,))),
+    lambda inner: (
+        st.tuples(inner, st.sampled_from("+-*/"), inner).map(combined) | inner.map(negated)
+    ),
+    max_leaves=8,
+)
+
+
+@given(TREES)
+def test_written_trees_evaluate_to_their_fraction_and_list_their_numbers(tree):
+    text, value, numbers = tree
+    evaluated = evaluate(text)
+    assert evaluated.value == value
+    assert evaluated.numbers == numbers

@@ -1,0 +1,123 @@
+"""The commands as a person runs them."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from groupwise.cli import app
+from groupwise.recipe import list_recipes, load_recipe
+from runs import SMALL
+
+SETTINGS = ["device=cpu", "task.train_size=64", "task.test_size=8", "eval.problems=4"]
+QUICK = [*SETTINGS, "steps=2", "batch.prompts=2", "batch.group_size=2", "eval.every=1"]
+
+
+def invoke(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    output = invoke("train", *QUICK, "--out", str(folder))
+    assert "held-out accuracy" in output
+    return folder
+
+
+def test_train_leaves_a_whole_run_folder(run: pathlib.Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert names >= {
+        "config.yaml", "metrics.jsonl", "rollouts", "checkpoints", "best", "model",
+        "summary.json", "events", "reward.png",
+    }  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and summary["steps"] == 2 and summary["seconds"] > 0
+    for moment in ("before", "after"):
+        assert summary[moment].keys() >= {"accuracy", "pass@4", "maj@4", "format", "tokens"}
+    assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    resolved = yaml.safe_load((run / "config.yaml").read_text())
+    assert resolved["algorithm"]["clip_high"] == 0.2 and resolved["steps"] == 2
+
+
+def test_a_finished_run_is_left_as_it_is(run: pathlib.Path) -> None:
+    before = (run / "metrics.jsonl").read_text()
+    assert "finished" in invoke("train", *QUICK, "--out", str(run))
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_eval_of_a_run_and_of_a_model(run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "metrics.json"
+    output = invoke("eval", str(run), "--k", "2", "--limit", "4", "--json", str(target))
+    metrics = json.loads(target.read_text())
+    assert metrics.keys() >= {"accuracy", "sampled", "pass@2", "maj@2", "format", "tokens"}
+    assert metrics["problems"] == 4 and "pass@2" in output
+    invoke("eval", "tiny", "--k", "1", "--limit", "4", "--json", str(target), "device=cpu")
+    assert "pass@1" not in json.loads(target.read_text())
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        lines = [{"question": f"{i}+1?", "answer": f"easy\n#### {i + 1}"} for i in range(9)]
+        text = "\n".join(json.dumps(line) for line in lines)
+        (data / f"{split}.jsonl").write_text(text)
+    options = ["--task", "gsm8k", "--data", str(data), "--limit", "3", "--json", str(target)]
+    invoke("eval", "tiny", *options, "device=cpu", "task.validation_size=2",
+           "rollout.max_completion_tokens=8")  # fmt: skip
+    assert json.loads(target.read_text())["problems"] == 3
+
+
+def test_sample_shows_answers(run: pathlib.Path) -> None:
+    held_out = invoke("sample", str(run), "--n", "2")
+    assert held_out.count("correct") >= 2 and "What is" in held_out
+    own = invoke("sample", "tiny", "What is 3+4?", "--n", "2", "--temperature", "0")
+    assert "What is 3+4?" in own
+
+
+def test_check_says_what_a_recipe_will_do() -> None:
+    output = invoke("check", "demo", "batch.prompts=3", "batch.epochs=2")
+    assert "3 prompts x 8 answers = 24 answers a step, 2 optimizer steps" in output
+    assert "shared-prefix" in output and "4096 train" in output
+
+
+def test_recipes_are_listed_and_all_of_them_load() -> None:
+    output = invoke("recipes")
+    assert "demo" in output
+    for name in list_recipes():
+        assert name in output
+        load_recipe(name)
+
+
+def test_help_has_examples() -> None:
+    for command in ("train", "eval", "sample", "check"):
+        assert f"groupwise {command}" in invoke(command, "--help")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_with_3_and_the_same_command_goes_on(
+    number: signal.Signals, tmp_path: pathlib.Path
+) -> None:
+    recipe = tmp_path / "long.yaml"
+    recipe.write_text(yaml.safe_dump({**SMALL, "steps": 5000, "checkpoint": {"every": 0}}))
+    command = [sys.executable, "-m", "groupwise.cli", "train", str(recipe), "--quiet"]
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3
+    last = errors.strip().splitlines()[-1]
+    assert f"stopped by {number.name}" in last and "the same command goes on" in last
+    assert list((out / "checkpoints").glob("step-*"))
