@@ -27,8 +27,10 @@ class Rows:
 
     tokens_RS: Tensor
     positions_RS: Tensor
-    attention: Tensor
-    """Which keys a query sees: (R, 1, S, S) bool for shared prefixes, (R, S) for padded rows."""
+    segments_RS: Tensor
+    """0 for the prompt, 1 and up for the answers on the row, -1 for padding."""
+    shared: bool
+    """Whether answers share a row with their prompt; policy/masks.py makes the mask of it."""
     source_K: Tensor
     """Index into the flattened rows of the hidden state that predicts token k."""
     target_K: Tensor
@@ -223,7 +225,7 @@ def _rows(
     length = max(_length(groups, piece) for piece in pieces)
     tokens = torch.full((len(pieces), length), pad_id)
     positions = torch.zeros(len(pieces), length, dtype=torch.long)
-    segments = torch.full((len(pieces), length), -1)  # 0: prompt, 1..: answers, -1: padding
+    segments = torch.full((len(pieces), length), -1)
     source: list[int] = []
     target: list[int] = []
     slot: list[int] = []
@@ -250,22 +252,13 @@ def _rows(
     return Rows(
         tokens_RS=tokens,
         positions_RS=positions,
-        attention=segments >= 0 if layout == "padded" else _shared_prefix_mask(segments),
+        segments_RS=segments,
+        shared=layout == "shared_prefix",
         source_K=torch.tensor(source, dtype=torch.long),
         target_K=torch.tensor(target, dtype=torch.long),
         slot_K=torch.tensor(slot, dtype=torch.long),
         shape_BT=(line, width),
     )
-
-
-def _shared_prefix_mask(segments_RS: Tensor) -> Tensor:
-    """A token sees what comes before it in the prompt and in its own answer."""
-    query, key = segments_RS[:, :, None], segments_RS[:, None, :]
-    length = segments_RS.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    visible = causal & ((key == 0) | (key == query)) & (key >= 0)
-    # Padding sees itself, or its softmax would be over nothing.
-    return (visible | torch.eye(length, dtype=torch.bool))[:, None]
 
 
 def to_device(micro: Microbatch, device: torch.device) -> Microbatch:

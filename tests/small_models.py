@@ -13,7 +13,7 @@ from groupwise.types import Completion, Group, Problem
 VOCAB = 61
 SHAPE = {
     "vocab_size": VOCAB,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -25,10 +25,10 @@ SHAPE = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen2": {"num_key_value_heads": 2},
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5},
-    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 5},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5},
+    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 5},
     "phi": {},
     "gpt_neox": {},
 }

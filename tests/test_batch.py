@@ -10,7 +10,9 @@ from small_models import FAMILIES, random_groups, random_policy
 
 from groupwise.batch import denominator, microbatches, split_evenly
 from groupwise.config import Config
+from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
+from groupwise.policy.masks import flex_attending
 from groupwise.recipe import parse
 from groupwise.train.step import accumulate, annotate
 from groupwise.types import Group
@@ -40,6 +42,20 @@ def test_shared_prefix_gives_the_padded_gradient(family: str, empty: bool) -> No
     assert grad_padded.norm() > 1e-3
     assert loss_shared == pytest.approx(loss_padded, abs=1e-7)
     assert (grad_shared - grad_padded).abs().max() < 1e-6 * grad_padded.abs().max()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_text"])
+def test_flex_attention_gives_the_dense_log_probs(family: str) -> None:
+    """Uncompiled and forward only, as a CPU can: the same block masks as on CUDA."""
+    groups = random_groups(4, 5, seed=1, empty=True)
+    policy = random_policy(family, "shared_prefix")
+    (micro,) = microbatches(groups, layout="shared_prefix", budget=10_000)
+    found = []
+    for flex in (False, True):
+        with torch.no_grad(), flex_attending(policy.model, flex):
+            found.append(answer_logps(policy, micro.rows, 1.0)[0])
+    assert (found[0] - found[1]).abs().max() < 1e-4
+    assert found[0].abs().max() > 0.1
 
 
 @pytest.mark.parametrize("layout", ["shared_prefix", "padded"])

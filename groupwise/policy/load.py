@@ -7,7 +7,7 @@ head(body(x)) is run as a whole, which is always right and costs more memory.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,10 @@ Layout = Literal["shared_prefix", "padded"]
 
 @dataclass(frozen=True)
 class Policy:
-    """model(tokens).logits == head(body(tokens)); `layout` is how batches are laid out for it."""
+    """model(tokens).logits == head(body(tokens)).
+
+    `layout` is how batches are laid out for it; `flex` says that training uses flex attention.
+    """
 
     model: Any
     tokenizer: Any
@@ -34,6 +37,7 @@ class Policy:
     head: Callable[[Tensor], Tensor]
     eos_ids: tuple[int, ...]
     layout: Layout = "padded"
+    flex: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -98,11 +102,12 @@ def make_policy(model: Any, tokenizer: Any, layout: str = "auto") -> Policy:
     policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer))
     if layout == "padded":
         return policy
-    from groupwise.policy.forward import shared_prefix_problem
+    from groupwise.policy.forward import flex_problem, shared_prefix_problem
 
     problem = shared_prefix_problem(policy)
     if problem is None:
-        return Policy(model, tokenizer, body, head, policy.eos_ids, "shared_prefix")
+        flex = flex_problem(policy) is None
+        return replace(policy, layout="shared_prefix", flex=flex)
     if layout == "shared_prefix":
         raise ModelError(f"layout shared_prefix cannot be used: {problem}; use batch.layout=padded")
     log.warning("prompts are not shared in training: %s", problem)

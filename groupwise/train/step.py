@@ -20,6 +20,7 @@ from groupwise.objective.loss import Metrics, Tokens, policy_loss
 from groupwise.objective.presets import Objective
 from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
+from groupwise.policy.masks import flex_attending
 from groupwise.policy.reference import Reference
 from groupwise.train.memory_fit import TokenBudget
 from groupwise.train.optim import Optimizer
@@ -123,16 +124,17 @@ def accumulate(
     totals: Metrics = {}
     for piece in pieces:
         micro = to_device(piece, policy.device)
-        logps, entropies = answer_logps(
-            policy,
-            micro.rows,
-            config.rollout.temperature,
-            entropy_grad=objective.uses_entropy,
-        )
-        loss, metrics = policy_loss(
-            _tokens(micro, logps, entropies), objective, whole, entropy_weight
-        )
-        loss.backward()
+        with flex_attending(policy.model, policy.flex):
+            logps, entropies = answer_logps(
+                policy,
+                micro.rows,
+                config.rollout.temperature,
+                entropy_grad=objective.uses_entropy,
+            )
+            loss, metrics = policy_loss(
+                _tokens(micro, logps, entropies), objective, whole, entropy_weight
+            )
+            loss.backward()
         one = torch.ones((), device=loss.device)
         _add(totals, {**metrics, "loss": (loss.detach(), one)})
     # Micro-batch losses add up to the step's loss; every other metric is a mean.
@@ -209,7 +211,8 @@ def _scored(
         pad_id=policy.pad_id,
     ):
         rows = to_device(piece, policy.device).rows
-        logps, entropies = answer_logps(policy, rows, config.rollout.temperature)
+        with flex_attending(policy.model, policy.flex):
+            logps, entropies = answer_logps(policy, rows, config.rollout.temperature)
         lines = zip(piece.members, logps.tolist(), entropies.tolist(), strict=True)
         for (group, answer), logp, entropy in lines:
             completions[group][answer] = put(completions[group][answer], logp, entropy)

@@ -76,7 +76,7 @@ class NativeEngine:
         training = self.policy.model.training
         self.policy.model.eval()
         try:
-            with laid_out_for_decoding(self.policy.model):
+            with laid_out_for_decoding(self.policy.model, sampling.max_tokens):
                 return _Rollout(self, requests, sampling).run()
         finally:
             self.policy.model.train(training)

@@ -3,7 +3,8 @@
 A linear layer stores (out, in) and multiplies by the transpose of that. With the few rows of a
 decode step, matrix libraries are 1.2 to 2 times faster when the transpose itself is what lies in
 memory in order. So sampling works on such copies: the same numbers under the same names, made anew
-for each rollout (a small part of one decode step's work) and gone after it.
+for each rollout and gone after it. Making them takes as long as a few decode steps, so short
+answers go without.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
+WORTHWHILE = 16
+"""Tokens of an answer from which on the copies pay for themselves."""
+
 
 @contextmanager
-def laid_out_for_decoding(model: Any) -> Iterator[None]:
+def laid_out_for_decoding(model: Any, max_tokens: int) -> Iterator[None]:
     """Plain linear layers on the CPU only. Tied embeddings stay: they are also looked up by row."""
+    if max_tokens < WORTHWHILE:
+        yield
+        return
     tied = model.get_input_embeddings().weight
     weights = {
         id(module.weight): module.weight

@@ -1,0 +1,28 @@
+"""Every kind of task: a new one is a file with `build(settings) -> Task` and one line here.
+
+Modules are named, not imported, so that a run loads only the task that it uses.
+"""
+
+import importlib
+
+from groupwise.config import AnyTask
+from groupwise.tasks.base import Task
+
+TASKS = {
+    "arithmetic": "groupwise.tasks.arithmetic",
+    "countdown": "groupwise.tasks.countdown",
+    "gsm8k": "groupwise.tasks.gsm8k",
+    "aqua_rat": "groupwise.tasks.aqua_rat",
+    "mathqa": "groupwise.tasks.mathqa",
+    "math": "groupwise.tasks.math",
+    "gym": "groupwise.tasks.gym",
+    "jsonl": "groupwise.tasks.jsonl",
+    "hub": "groupwise.tasks.hub",
+    "python": "groupwise.tasks.python",
+}
+"""`task.kind` -> the module whose `build` makes it."""
+
+
+def build_task(settings: AnyTask) -> Task:
+    """build_task(ArithmeticTask(digits=1)): all its problems and its judges."""
+    return importlib.import_module(TASKS[settings.kind]).build(settings)

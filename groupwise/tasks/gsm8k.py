@@ -1,0 +1,119 @@
+"""GSM8K: grade-school word problems (Cobbe et al., 2021), from the hub or from local JSON Lines.
+
+Each row has a `question` and an `answer` whose last line is "#### 42". GSM8K has no validation
+split, so the end of its training file is one. A completion is asked for in <think> and <answer>
+tags, or in GSM8K's own form, which the format judge checks; the answer itself counts in any usual
+form. Worked examples are the first rows of the training file, which are then not trained on.
+"""
+
+import re
+from pathlib import Path
+
+from groupwise.config import Gsm8kTask
+from groupwise.errors import DataError
+from groupwise.rewards.answers import canonical_answer, correct
+from groupwise.rewards.quantities import extract_number
+from groupwise.rewards.tags import think_answer_format
+from groupwise.tasks.base import Task
+from groupwise.tasks.hub import load_splits, split_rows
+from groupwise.tasks.jsonl import Row, read_rows
+from groupwise.types import Message, Problem
+
+HUB_ID, HUB_NAME = "openai/gsm8k", "main"
+
+SYSTEM = (
+    "You solve math word problems. Think step by step between <think> and </think>, "
+    "then give the final number alone between <answer> and </answer>."
+)
+HASHES_SYSTEM = (
+    "You solve math word problems. Reason step by step, "
+    "then end with a line that holds #### and the final number."
+)
+
+_CALCULATOR = re.compile(r"<<[^<>\n]*>>")
+
+
+def build(settings: Gsm8kTask) -> Task:
+    train_rows, test_rows = _rows(settings.path)
+    shots, kept = settings.few_shot, len(train_rows) - settings.validation_size
+    if kept <= shots:
+        raise DataError(
+            f"gsm8k's training file has {len(train_rows)} problems, so "
+            f"task.validation_size={settings.validation_size} and task.few_shot={shots} leave none "
+            f"to train on: set them below {len(train_rows)} together"
+        )
+    examples = tuple(turn for row in train_rows[:shots] for turn in _example(row, settings))
+    train = [_problem("train", i, row, examples, settings) for i, row in enumerate(train_rows)]
+    test = [_problem("test", i, row, examples, settings) for i, row in enumerate(test_rows)]
+    return Task(
+        name="gsm8k",
+        train=train[shots:kept][: settings.train_size],
+        validation=train[kept:][: settings.test_size],
+        test=test[: settings.test_size],
+        correct=correct,
+        formatted=formatted if settings.answer_format == "tags" else hashes_formatted,
+        extract=canonical_answer,
+    )
+
+
+def formatted(completion: str) -> bool:
+    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
+    return think_answer_format(completion)
+
+
+def hashes_formatted(completion: str) -> bool:
+    """Whether an answer ends with its only `####`, a number behind it on the same line."""
+    reasoning, marker, final = completion.rstrip().rpartition("####")
+    alone = bool(marker) and "####" not in reasoning and "\n" not in final.strip()
+    return alone and bool(reasoning.strip()) and extract_number(final.strip()) is not None
+
+
+def _rows(path: str | None) -> tuple[list[Row], list[Row]]:
+    if path is None:
+        dataset = load_splits(HUB_ID, HUB_NAME)
+        return split_rows(dataset, HUB_ID, "train"), split_rows(dataset, HUB_ID, "test")
+    folder = Path(path).expanduser()
+    return read_rows(folder / "train.jsonl"), read_rows(folder / "test.jsonl")
+
+
+def _problem(
+    split: str, index: int, row: Row, examples: tuple[Message, ...], settings: Gsm8kTask
+) -> Problem:
+    question, solution, final = _read(row)
+    system = settings.system
+    if system is None:
+        system = SYSTEM if settings.answer_format == "tags" else HASHES_SYSTEM
+    turns: tuple[Message, ...] = (*examples, {"role": "user", "content": question.strip()})
+    if system:
+        turns = ({"role": "system", "content": system}, *turns)
+    return Problem(
+        id=f"gsm8k/{split}/{index}",
+        prompt=turns,
+        columns={"question": question, "answer": final, "solution": solution},
+        prefill=settings.prefill,
+    )
+
+
+def _example(row: Row, settings: Gsm8kTask) -> tuple[Message, Message]:
+    """A worked example as two turns, in the form that is asked for, without calculator marks."""
+    question, solution, final = _read(row)
+    reasoning = _CALCULATOR.sub("", solution.rpartition("####")[0]).strip()
+    answer = f"{reasoning}\n#### {final}"
+    if settings.answer_format == "tags":
+        answer = f"<think>{reasoning}</think>\n<answer>{final}</answer>"
+    return {"role": "user", "content": question.strip()}, {"role": "assistant", "content": answer}
+
+
+def _read(row: Row) -> tuple[str, str, str]:
+    """A row's question, its solution, and the final number of that."""
+    question, solution = row.columns.get("question"), row.columns.get("answer")
+    if not isinstance(question, str) or not isinstance(solution, str):
+        raise DataError(
+            f"{row.place}: gsm8k rows have the text columns question and answer, "
+            f"this one has: {', '.join(sorted(row.columns)) or 'none'}. "
+            "For columns of your own use task.kind=jsonl"
+        )
+    _, marker, final = solution.rpartition("####")
+    if not marker or not final.strip():
+        raise DataError(f"{row.place}: the answer must end with '#### ' and the final number")
+    return question, solution, final.strip().replace(",", "")
