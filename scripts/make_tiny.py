@@ -1,7 +1,7 @@
 """Make the embedded model, `groupwise/policy/tiny`: python scripts/make_tiny.py
 
-A Llama of 1.4 M parameters with a tokenizer of its own, warmed up by supervision on generated
-training problems; about ten minutes on two cores. It is meant as a start for GRPO and not as a
+A Llama of 1.06 M parameters with a tokenizer of its own, warmed up by supervision on generated
+training problems; ten to fifteen minutes on two cores. It is meant as a start for GRPO, not as a
 good model: it is able to work a problem out, and usually does not bother. Its corpus mixes habits:
 
     careful   <think>23+48=71 71-16=55</think><answer>55</answer>     right

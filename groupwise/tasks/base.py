@@ -1,6 +1,6 @@
 """What a task is: problems in three disjoint splits, and how to judge an answer to one.
 
-A task is made by a function in a file of its own; `groupwise.load` maps `task.kind` to it.
+A task is made by a function in a file of its own; `groupwise.tasks.catalog` maps `task.kind` to it.
 The judges are plain functions that name the columns they want. Evaluation uses them, and the
 rewards `correct` and `format` are these same functions, so a task brings its reward along.
 They live at module level, so that a worker process can import them.
@@ -19,7 +19,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Task:
-    """Task("sums", train, validation, test, correct=is_right, formatted=has_tags, extract=last_number)
+    """Task("sums", train, validation, test, correct=is_right, formatted=has_tags, extract=number)
 
     def is_right(completion: str, answer: str) -> bool: ...    # `answer` is a column of the problem
     """
@@ -34,6 +34,8 @@ class Task:
     """Whether an answer has the form that the prompt asks for."""
     extract: Callable[[str], str | None]
     """The final answer in a text, in a form that equal answers share; None where there is none."""
+    solve: Callable[[Problem], str | None] | None = None
+    """A right final answer to a problem, for tests of rewards (None: its column `answer`)."""
 
 
 def split_of(key: str) -> Split:

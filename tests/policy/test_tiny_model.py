@@ -82,7 +82,7 @@ def test_tags_digits_and_signs_are_single_visible_tokens():
     for piece in ["<think>", "</think>", "<answer>", "</answer>", *"0123456789+-*/=()"]:
         (token,) = TOKENIZER.encode(piece)
         assert TOKENIZER.decode([token], skip_special_tokens=True) == piece
-    assert len(TOKENIZER.encode("<think>12345+6-789=</think>")) == 13
+    assert len(TOKENIZER.encode("<think>12345+6-789=</think>")) == 14
 
 
 def test_chat_template_knows_the_three_roles_and_opens_the_answer():

@@ -124,3 +124,40 @@ def test_rows_of_another_form_are_refused_with_their_line(
 def test_a_missing_folder_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere.train\.jsonl does not exist"):
         gsm8k.build(Gsm8kTask(path=str(tmp_path / "nowhere")))
+
+
+def test_worked_examples_come_from_the_start_and_are_not_trained_on(folder: Path) -> None:
+    task = gsm8k.build(Gsm8kTask(path=str(folder), validation_size=3, few_shot=2))
+
+    assert [p.id for p in task.train] == [f"gsm8k/train/{i}" for i in range(2, 7)]
+    assert [turn["role"] for turn in task.test[0].prompt] == [  # type: ignore[index]
+        *("system", "user", "assistant", "user", "assistant", "user")
+    ]
+    assert task.test[0].prompt[2] == {
+        "role": "assistant",
+        "content": "<think>1 * 1,000 = 1,000</think>\n<answer>1000</answer>",
+    }
+    assert task.formatted(task.test[0].prompt[2]["content"])  # type: ignore[index]
+
+
+def test_hashes_are_asked_for_shown_and_judged(tmp_path: Path) -> None:
+    marked = {"question": "q?", "answer": "2 * 9 = <<2*9=18>>18\n#### 18"}
+    write(tmp_path / "data", "train.jsonl", [marked, *rows("train", 5)])
+    write(tmp_path / "data", "test.jsonl", rows("test", 2))
+    settings = Gsm8kTask(
+        path=str(tmp_path / "data"), validation_size=2, few_shot=1, answer_format="hashes"
+    )
+    task = gsm8k.build(settings)
+    system, _, example, _ = task.test[0].prompt
+
+    assert system == {"role": "system", "content": gsm8k.HASHES_SYSTEM}
+    assert example == {"role": "assistant", "content": "2 * 9 = 18\n#### 18"}
+    assert task.formatted("2 * 9 = 18\n#### 18")
+    for text in ("#### 18", "so 18", "a #### 18\nmore", "a\n#### 1\n#### 18", "a\n####", ""):
+        assert not task.formatted(text), text
+    assert task.correct is not None and task.correct("a\n#### 1,000", "1000")
+
+
+def test_examples_and_validation_may_not_eat_the_training_problems(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"validation_size=8 and task\.few_shot=2 leave none"):
+        gsm8k.build(Gsm8kTask(path=str(folder), validation_size=8, few_shot=2))

@@ -1,0 +1,83 @@
+"""MATH: LaTeX answers in boxes, from JSON Lines or from the dataset's own folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from groupwise.config import MathTask
+from groupwise.errors import DataError
+from groupwise.tasks import math
+
+SOLUTIONS = [
+    ("What is half of one?", r"It is $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+    ("Which point?", r"We get $\boxed{\left( 3, \frac{\pi}{2} \right)}.$", None),
+    ("The largest root?", r"our answer is $\boxed 2$.", "2"),
+    ("Which interval?", r"Thus $x \in \boxed{[-2,7]}$", "[-2,7]"),
+    ("A root?", r"First \boxed{1}, then $\boxed{3\sqrt{13}}$", r"3\sqrt{13}"),
+]
+
+
+def rows(count: int) -> list[dict[str, str]]:
+    found = []
+    for index in range(count):
+        question, solution, _ = SOLUTIONS[index % len(SOLUTIONS)]
+        found.append(
+            {
+                "problem": f"{question} ({index})",
+                "solution": solution,
+                "level": "Level 5",
+                "type": "Algebra",
+            }
+        )
+    return found
+
+
+def test_math_is_read_from_json_lines_and_validation_is_split_off(tmp_path: Path) -> None:
+    for name, count in {"train": 50, "test": 5}.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows(count))))
+    task = math.build(MathTask(path=str(tmp_path)))
+    assert len(task.train) + len(task.validation) == 50 and task.validation
+    assert [p.columns["answer"] for p in task.test] == [
+        final or r"\left( 3, \frac{\pi}{2} \right)" for _, _, final in SOLUTIONS
+    ]
+    assert task.test[0].columns["level"] == "Level 5"
+    assert "\\boxed{}" in task.test[0].prompt[0]["content"]  # type: ignore[index]
+    assert task.correct is not None
+    for problem in [*task.train, *task.validation, *task.test]:
+        assert task.correct(problem.columns["solution"], problem.columns["answer"])
+        assert not task.correct(r"so \boxed{-77}", problem.columns["answer"])
+
+
+def test_math_is_read_from_its_own_folders(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for index, row in enumerate(rows(12)):
+            folder = tmp_path / split / ("algebra" if index % 2 else "geometry")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{index}.json").write_text(json.dumps(row))
+    task = math.build(MathTask(path=str(tmp_path), system=""))
+    assert len(task.train) + len(task.validation) == 12 and len(task.test) == 12
+    assert len(task.test[0].prompt) == 1
+
+
+def test_equal_answers_count_and_others_do_not() -> None:
+    assert math.correct(r"\boxed{0.5}", r"\frac{1}{2}")
+    assert math.correct(r"\boxed{\dfrac12}", r"\frac{1}{2}")
+    assert math.correct(r"\boxed{\sqrt{117}}", r"3\sqrt{13}")
+    assert not math.correct(r"\boxed{[2,7]}", "[-2,7]")
+
+
+def test_the_form_is_one_filled_box() -> None:
+    assert math.formatted(r"so $\boxed{5}$")
+    for text in ("so 5", r"\boxed{}", r"\boxed{1} \boxed{2}", r"\boxed{1", ""):
+        assert not math.formatted(text)
+
+
+def test_a_solution_without_a_box_is_refused(tmp_path: Path) -> None:
+    row = {"problem": "q", "solution": "it is 5"}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match=r"line 1: the solution must end on an answer in \\boxed"):
+        math.build(MathTask(path=str(tmp_path)))
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="no subject folders"):
+        math.build(MathTask(path=str(tmp_path)))
