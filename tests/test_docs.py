@@ -14,7 +14,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+    """The fenced blocks of a page that are marked with this language ("" for none)."""
+    fences = re.split(r"^```(.*)$", page.read_text(), flags=re.M)
+    opened = zip(fences[1::4], fences[2::4], strict=True)  # every other fence closes
+    return [text for found, text in opened if found == language]
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
