@@ -6,6 +6,7 @@ with a checkpoint saved; 1 a bug of ours, with its traceback.
 
 import json
 import logging
+import os
 import pathlib
 import sys
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.logging import RichHandler
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError, GroupwiseError, Interrupted
-from groupwise.recipe import DEFAULT, list_recipes, load_recipe, parse, read_yaml
+from groupwise.recipe import DEFAULT, block_of, list_recipes, load_recipe, parse, read_yaml
 
 app = typer.Typer(
     help="GRPO post-training for language models.\n\n"
@@ -26,6 +27,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+reward_app = typer.Typer(help="Rewards and reward models.", no_args_is_help=True)
+app.add_typer(reward_app, name="reward")
 
 Words = Annotated[
     list[str] | None,
@@ -126,6 +130,37 @@ def recipes() -> None:
         typer.echo(f"{name:<16} {first}")
 
 
+@reward_app.command("bench")
+def reward_bench(
+    words: Words = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report here.")] = None,
+) -> None:
+    """Try right, wrong, broken and gaming answers on a recipe's rewards. Exit code 2: a flaw.
+
+    groupwise reward bench demo --json bench.json
+    """
+    name, overrides = _split(words)
+    config = load_recipe(name, overrides)
+    from groupwise.evaluate import judges
+    from groupwise.load import find_rewards
+    from groupwise.rewards.bench import bench_table, flaw_lines, run_bench, solve_problems
+    from groupwise.rewards.scorer import Scorer
+    from groupwise.tasks.catalog import build_task
+    from groupwise.tracking.console import console
+
+    task = build_task(config.task)
+    own = Scorer(find_rewards(config, task), config.reward_timeout, "skip")
+    with own, Scorer(judges(task), config.reward_timeout, "stop") as judge:
+        report = run_bench(solve_problems(task.train, task.solve), own, judge)
+    console.print(bench_table(report, f"rewards of {name or DEFAULT}"))
+    for line in flaw_lines(report):
+        console.print(line, markup=False, highlight=False)
+    if json_file:
+        pathlib.Path(json_file).write_text(json.dumps(report.json(), indent=2) + "\n")
+    report.check()
+    typer.echo("no wrong answer beats a right one")
+
+
 def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The recipe, if any, and the overrides: `demo steps=5` or just `steps=5`."""
     names = [word for word in words or [] if "=" not in word]
@@ -145,7 +180,7 @@ def _config_for(model: str, task: str | None, data: str | None, overrides: list[
     tree: dict[str, Any] = read_yaml(saved) if saved.is_file() else {}
     tree["model"] = model
     if task:
-        tree["task"] = {"kind": task}
+        tree["task"] = block_of("task", task)
         if not saved.is_file() or tree.get("rollout") is None:
             tree["rollout"] = {}
     if data:
@@ -154,6 +189,8 @@ def _config_for(model: str, task: str | None, data: str | None, overrides: list[
 
 
 def main() -> None:
+    # Threads that spin while they wait make a busy machine several times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
         level=logging.WARNING,
         format="%(message)s",

@@ -1,6 +1,6 @@
 """Every setting of a run, as one frozen tree. Importable without torch, so errors come at once.
 
-The docstring under a field is its documentation: `groupwise check` and docs/configuration.md show it.
+The docstring under a field is its documentation; docs/configuration.md is made of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,13 +18,11 @@ class Settings(BaseModel):
 
 
 class TaskSettings(Settings):
-    """What every task has."""
+    """What every task of ours has."""
 
-    seed: int = 0
-    """Which problems are generated, or how a dataset is split. Not the seed of the run."""
-    train_size: int | None = Field(None, ge=1)
+    train_size: int | None = Field(default=None, ge=1)
     """At most so many training problems (None: all of a dataset; 4096 generated ones)."""
-    test_size: int = Field(200, ge=1)
+    test_size: int = Field(default=200, ge=1)
     """At most so many held-out problems in each of validation and test."""
 
 
@@ -32,11 +30,13 @@ class ArithmeticTask(TaskSettings):
     """Sums and differences worked out step by step. Generated; splits are disjoint by a hash."""
 
     kind: Literal["arithmetic"] = "arithmetic"
+    seed: int = 0
+    """Which problems are generated. Not the seed of the run."""
     operators: tuple[Literal["+", "-", "*"], ...] = ("+", "-")
     """Drawn from at each step."""
-    digits: int = Field(2, ge=1, le=6)
+    digits: int = Field(default=2, ge=1, le=6)
     """Operands have up to so many digits."""
-    steps: int = Field(2, ge=1, le=8)
+    steps: int = Field(default=2, ge=1, le=8)
     """Operations in a problem: 2 makes 23+48-16."""
 
 
@@ -44,9 +44,11 @@ class CountdownTask(TaskSettings):
     """Reach a target from given numbers, each used once. Generated, always solvable."""
 
     kind: Literal["countdown"] = "countdown"
+    seed: int = 0
+    """Which problems are generated. Not the seed of the run."""
     numbers: tuple[int, int] = (3, 4)
     """How many numbers a problem has: from, to (3 to 6)."""
-    largest: int = Field(99, ge=10)
+    largest: int = Field(default=99, ge=10)
     """The numbers are between 1 and this."""
 
     @field_validator("numbers")
@@ -57,24 +59,69 @@ class CountdownTask(TaskSettings):
         return value
 
 
-class Gsm8kTask(TaskSettings):
+class DatasetTask(TaskSettings):
+    """What every public dataset of ours has."""
+
+    path: str | None = None
+    """A folder with the dataset's own files (None: the hub)."""
+    system: str | None = None
+    """The system prompt (None: one that asks for the form that is judged; "": none at all)."""
+    prefill: str = ""
+    """Text that opens every answer."""
+
+
+class Gsm8kTask(DatasetTask):
     """Grade-school word problems: the hub's openai/gsm8k, or a folder with train/test JSONL."""
 
     kind: Literal["gsm8k"] = "gsm8k"
-    path: str | None = None
-    """A folder holding train.jsonl and test.jsonl (None: the hub)."""
-    system: str | None = None
-    """The system prompt (None: one that asks for <think> and <answer> tags)."""
+    answer_format: Literal["tags", "hashes"] = "tags"
+    """tags: <think> and <answer>. hashes: GSM8K's own, reasoning and then `#### 42`."""
+    few_shot: int = Field(default=0, ge=0, le=32)
+    """Worked examples shown before each question, from the start of the training file."""
+    validation_size: int = Field(default=200, ge=1)
+    """Problems taken from the end of the training file for validation."""
+
+
+class AquaRatTask(DatasetTask):
+    """Algebra with five choices: the hub's deepmind/aqua_rat, or a folder with train/dev/test."""
+
+    kind: Literal["aqua_rat"] = "aqua_rat"
+
+
+class MathQaTask(DatasetTask):
+    """AQuA's questions, cleaned: the hub's allenai/math_qa, or a folder with train/dev/test."""
+
+    kind: Literal["mathqa"] = "mathqa"
+
+
+class MathTask(DatasetTask):
+    """MATH, competition problems with a LaTeX answer in \\boxed{}: the hub's copy, or a folder."""
+
+    kind: Literal["math"] = "math"
+
+
+class GymTask(TaskSettings):
+    """Any task of reasoning-gym, generated and judged by it. Extra: groupwise[gym]."""
+
+    kind: Literal["gym"] = "gym"
+    name: str
+    """Its name there. `task: gym:countdown` says kind and name at once."""
+    seed: int = 0
+    """Which problems are generated. Not the seed of the run."""
+    train_size: int | None = Field(default=1000, ge=1)
+    """Training problems to generate (None: 4096)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its settings, as reasoning-gym names them: {min_numbers: 3, max_numbers: 4}."""
     prefill: str = ""
     """Text that opens every answer."""
-    validation_size: int = Field(200, ge=1)
-    """Problems taken from the end of the training file for validation."""
 
 
 class JsonlTask(TaskSettings):
     """The user's own problems: a JSON Lines file, or a folder with train/validation/test files."""
 
     kind: Literal["jsonl"] = "jsonl"
+    seed: int = 0
+    """How problems are split where the data has no splits. Not the seed of the run."""
     path: str
     """A .jsonl file (split by a hash of the prompt) or a folder of train/validation/test.jsonl."""
     prompt: str = "prompt"
@@ -99,7 +146,7 @@ class HubTask(JsonlTask):
     """Its held-out split (None: a part of the training split, by a hash of the prompt)."""
 
 
-class PythonTask(TaskSettings):
+class PythonTask(Settings):
     """A function of the user's own that returns a groupwise.tasks.base.Task."""
 
     kind: Literal["python"] = "python"
@@ -110,7 +157,16 @@ class PythonTask(TaskSettings):
 
 
 AnyTask = Annotated[
-    ArithmeticTask | CountdownTask | Gsm8kTask | JsonlTask | HubTask | PythonTask,
+    ArithmeticTask
+    | CountdownTask
+    | Gsm8kTask
+    | AquaRatTask
+    | MathQaTask
+    | MathTask
+    | GymTask
+    | JsonlTask
+    | HubTask
+    | PythonTask,
     Field(discriminator="kind"),
 ]
 
@@ -134,15 +190,15 @@ class RewardSettings(Settings):
 class BatchSettings(Settings):
     """Batch sizes, said once: prompts x group_size answers per step. Nothing has to divide."""
 
-    prompts: int = Field(16, ge=1)
+    prompts: int = Field(default=16, ge=1)
     """Problems per step."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(default=8, ge=2)
     """Answers per problem."""
-    minibatches: int = Field(1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     """Optimizer steps that one pass over the answers is split into."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(default=1, ge=1)
     """Passes over the same answers (mu)."""
-    tokens_per_microbatch: int = Field(16384, ge=1)
+    tokens_per_microbatch: int = Field(default=16384, ge=1)
     """Memory: tokens that go through the model at once. Never changes the gradient."""
     layout: Literal["auto", "shared_prefix", "padded"] = "auto"
     """One row a group with its prompt stored once, or one padded row an answer. Same gradient."""
@@ -151,25 +207,25 @@ class BatchSettings(Settings):
 class RolloutSettings(Settings):
     """How answers are sampled for training."""
 
-    max_prompt_tokens: int = Field(512, ge=1)
+    max_prompt_tokens: int = Field(default=512, ge=1)
     """Longer prompts are left out at load, and counted."""
-    max_completion_tokens: int = Field(256, ge=1)
+    max_completion_tokens: int = Field(default=256, ge=1)
     """Longer answers are cut off."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Training needs variety, so this is above 0. Log-probs are taken at this temperature."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of tokens with at least this probability."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Keep the k likeliest tokens (0: all)."""
-    min_p: float = Field(0.0, ge=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     """Keep tokens at least this fraction as likely as the likeliest."""
-    repetition_penalty: float = Field(1.0, gt=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1 makes tokens that were already used less likely."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer, beside the model's end-of-sequence tokens."""
-    max_draws: float = Field(1.0, ge=1)
-    """Dynamic sampling: draw up to this many times batch.prompts to replace groups with no spread."""
-    overlong_buffer: int = Field(0, ge=0)
+    max_draws: float = Field(default=1.0, ge=1)
+    """Dynamic sampling: replace groups without spread, drawing at most this x batch.prompts."""
+    overlong_buffer: int = Field(default=0, ge=0)
     """Soft penalty from 0 to -1 over so many tokens before the limit (0: off)."""
 
     @property
@@ -188,10 +244,12 @@ class RolloutSettings(Settings):
 class EngineSettings(Settings):
     """What samples answers."""
 
-    kind: Literal["auto", "transformers"] = "auto"
-    """transformers: the model's own generate."""
-    max_batch: int = Field(256, ge=1)
-    """Answers sampled at once."""
+    kind: Literal["auto", "native", "transformers"] = "auto"
+    """native: our own, in process. transformers: the model's own generate. auto: what serves it."""
+    max_batch: int = Field(default=256, ge=1)
+    """Answers sampled at once, if memory allows."""
+    compile: bool = False
+    """native, on CUDA: torch.compile the model's body; a minute at the start, faster after."""
 
 
 class ReferenceSettings(Settings):
@@ -199,54 +257,54 @@ class ReferenceSettings(Settings):
 
     kind: Literal["frozen", "copied", "mixed"] = "frozen"
     """frozen: the start. copied: the policy of some steps ago. mixed: a slow average of it."""
-    every: int = Field(64, ge=1)
+    every: int = Field(default=64, ge=1)
     """copied, mixed: steps between refreshes."""
-    alpha: float = Field(0.6, gt=0, le=1)
+    alpha: float = Field(default=0.6, gt=0, le=1)
     """mixed: share of the policy in each refresh."""
 
 
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay of the first and second moment."""
-    eps: float = Field(1e-8, gt=0)
+    eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled; not on norms and biases."""
-    clip_norm: float = Field(1.0, gt=0)
+    clip_norm: float = Field(default=1.0, gt=0)
     """Largest gradient norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After warm-up: stay, or fall to 0 at the last step."""
-    warmup: float = Field(0.0, ge=0)
+    warmup: float = Field(default=0.0, ge=0)
     """Steps of linear warm-up; below 1, a share of all steps."""
 
 
 class EvalSettings(Settings):
     """Held-out evaluation, with sampling settings of its own."""
 
-    every: int = Field(0, ge=0)
+    every: int = Field(default=0, ge=0)
     """Steps between evaluations on validation problems (0: only before and after)."""
-    problems: int = Field(200, ge=1)
+    problems: int = Field(default=200, ge=1)
     """How many problems."""
-    k: int = Field(4, ge=1)
+    k: int = Field(default=4, ge=1)
     """Sampled answers per problem for mean, pass@k and maj@k (1: greedy only)."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Of the sampled answers; accuracy is always greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Of the sampled answers."""
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     """Length limit (None: rollout's)."""
 
 
 class CheckpointSettings(Settings):
     """Checkpoints and what stays of them."""
 
-    every: int = Field(10, ge=0)
+    every: int = Field(default=10, ge=0)
     """Steps between checkpoints (0: only at the end)."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """How many of the newest stay."""
 
 
@@ -261,14 +319,14 @@ class TrackingSettings(Settings):
     """Extra: pip install 'groupwise[wandb]'."""
     project: str = "groupwise"
     """Project name for trackio and wandb."""
-    rollouts: int = Field(1, ge=0)
+    rollouts: int = Field(default=1, ge=0)
     """Store every n-th step's answers, compressed (0: none)."""
 
 
 class Config(Settings):
     """A whole run. `Config()` is the demo."""
 
-    steps: int = Field(80, ge=1)
+    steps: int = Field(default=60, ge=1)
     """Rollout-and-update rounds."""
     seed: int = 0
     """Every random draw of the run derives from it."""
@@ -287,7 +345,7 @@ class Config(Settings):
         RewardSettings(name="format", weight=0.2),
     )
     """What answers are scored by; the weighted sum is the reward."""
-    reward_timeout: float = Field(30.0, gt=0)
+    reward_timeout: float = Field(default=30.0, gt=0)
     """Seconds that a reward may take for one answer."""
     on_reward_error: Literal["stop", "skip"] = "stop"
     """A reward that fails on an answer stops the run, or leaves that answer unscored."""
@@ -297,7 +355,7 @@ class Config(Settings):
     algorithm: Objective = Objective()
     """A preset's name, or a preset with overrides."""
     reference: ReferenceSettings = ReferenceSettings()
-    optimizer: OptimizerSettings = OptimizerSettings(lr=3e-4)
+    optimizer: OptimizerSettings = OptimizerSettings(lr=5e-5)
     eval: EvalSettings = EvalSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     tracking: TrackingSettings = TrackingSettings()

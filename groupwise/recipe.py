@@ -1,4 +1,4 @@
-"""Recipes: YAML files plus `key.sub=value` overrides, read into a Config or refused with the fix."""
+"""Recipes: YAML files and `key.sub=value` overrides, read into a Config or refused with the fix."""
 
 import difflib
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from groupwise.config import Config
+from groupwise.config import AnyTask, Config
 from groupwise.errors import ConfigError
 
 DEFAULT = "demo"
@@ -21,7 +21,7 @@ SHORTHAND = {"task": "kind", "engine": "kind", "reference": "kind", "algorithm":
 
 
 def recipes_folder() -> pathlib.Path:
-    """The recipes that ship with groupwise: beside the package in a checkout, inside it installed."""
+    """Our own recipes: beside the package in a checkout, inside it when installed."""
     package = pathlib.Path(__file__).parent
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parent / "recipes"
@@ -32,7 +32,7 @@ def list_recipes() -> dict[str, pathlib.Path]:
 
 
 def load_recipe(name: str | None = None, overrides: Iterable[str] = ()) -> Config:
-    """`load_recipe("demo", ["steps=5", "batch.prompts=4"])`; a name of ours or a path to a YAML file."""
+    """`load_recipe("demo", ["steps=5"])`; a name of ours or a path to a YAML file."""
     return parse(read_yaml(find_recipe(name or DEFAULT)), overrides)
 
 
@@ -82,10 +82,19 @@ def write_config(config: Config, path: pathlib.Path) -> None:
 
 def _expand_shorthand(data: Mapping[str, Any]) -> dict[str, Any]:
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
-    for key, field in SHORTHAND.items():
-        if isinstance(tree.get(key), str):
-            tree[key] = {field: tree[key]}
+    for key in SHORTHAND:
+        value = tree.get(key)
+        if isinstance(value, str):
+            tree[key] = block_of(key, value)
     return tree
+
+
+def block_of(key: str, text: str) -> dict[str, Any]:
+    """`countdown` is {kind: countdown}, and `gym:countdown` {kind: gym, name: countdown}."""
+    kind, colon, name = text.partition(":")
+    if key == "task" and colon:
+        return {"kind": kind, "name": name}
+    return {SHORTHAND[key]: text}
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -108,14 +117,16 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node[parent] = child
         node = child
     if not parents and last in SHORTHAND and isinstance(value, str):
-        value = {SHORTHAND[last]: value}
+        value = block_of(last, value)
     node[last] = value
 
 
 def _explain(item: Any) -> str:
     """One pydantic error in our words, with the nearest known name where a key is unknown."""
-    tags = {"arithmetic", "countdown", "gsm8k", "jsonl", "hub", "python"}
-    location = [part for part in item["loc"] if not (item["loc"][0] == "task" and part in tags)]
+    kinds = {model.model_fields["kind"].default for model in _models_in(AnyTask)}
+    location = list(item["loc"])
+    if location[:1] == ["task"] and location[1:2] and location[1] in kinds:
+        del location[1]  # pydantic names the member of the union there
     name = ".".join(str(part) for part in location) or "recipe"
     if item["type"] == "extra_forbidden":
         known = _fields_at(item["loc"][:-1])

@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_LOGITS = 2**26
 """Logits alive at once: 256 MB in float32, and a small multiple of it in the backward pass."""
+CPU_CHUNK_LOGITS = 2**27
+"""A CPU has more memory for its speed, so there recomputing them begins later."""
 
 
 def token_logps(
@@ -27,7 +29,7 @@ def token_logps(
     vocab: int,
     entropy: bool = False,
     entropy_grad: bool = False,
-    chunk_logits: int = CHUNK_LOGITS,
+    chunk_logits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / temperature) at the targets, and the entropy if asked for.
 
@@ -49,6 +51,8 @@ def token_logps(
             all_logps_CV = all_logps_CV.detach()
         return logps_C, -(all_logps_CV.exp() * all_logps_CV).sum(-1)
 
+    if chunk_logits is None:
+        chunk_logits = CPU_CHUNK_LOGITS if hidden_KH.device.type == "cpu" else CHUNK_LOGITS
     rows = max(1, chunk_logits // vocab)
     if len(targets_K) <= rows:
         return score(hidden_KH, targets_K)

@@ -22,7 +22,14 @@ from groupwise.rewards.notation import LIMIT, plain
 from groupwise.rewards.quantities import extract_number, last_number, read_quantity, same_quantity
 from groupwise.rewards.tags import tag_content
 
-__all__ = ["canonical_answer", "correct", "extract_number", "final_answer", "same_answer"]
+__all__ = [
+    "boxed_answer",
+    "canonical_answer",
+    "correct",
+    "extract_number",
+    "final_answer",
+    "same_answer",
+]
 
 TAIL = 4000
 """Without a mark that says where it is, the answer is looked for in so many last characters."""
@@ -67,7 +74,7 @@ def final_answer(text: str) -> str | None:
     """
     if "<answer>" in text and "</answer>" in text:
         return (tag_content(text, "answer") or "").strip() or None
-    boxed = _last_boxed(text)
+    boxed = boxed_answer(text)
     if boxed is not None:
         return boxed.strip() or None
     return _after_hashes(text) or _after_saying_so(text[-TAIL:]) or last_number(text[-TAIL:])
@@ -95,7 +102,7 @@ def canonical_answer(text: str) -> str | None:
     return str(number) if number is not None else _normal(answer) or None
 
 
-def _last_boxed(text: str) -> str | None:
+def boxed_answer(text: str) -> str | None:
     """What the last \\boxed{...} holds, braces within it balanced. None if it never closes."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
@@ -178,7 +185,7 @@ def _formula(text: str) -> str:
     """The formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
     text = _ROOT.sub(r"\\sqrt{\1}", text.replace("−", "-").replace("∞", "\\infty "))
     text = text.strip().strip("$").strip()
-    boxed = _last_boxed(text)
+    boxed = boxed_answer(text)
     text = text if boxed is None else boxed
     return text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]")
 

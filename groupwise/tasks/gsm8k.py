@@ -36,15 +36,15 @@ _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 def build(settings: Gsm8kTask) -> Task:
     train_rows, test_rows = _rows(settings.path)
     shots, kept = settings.few_shot, len(train_rows) - settings.validation_size
-    if kept <= shots:
-        raise DataError(
-            f"gsm8k's training file has {len(train_rows)} problems, so "
-            f"task.validation_size={settings.validation_size} and task.few_shot={shots} leave none "
-            f"to train on: set them below {len(train_rows)} together"
-        )
     examples = tuple(turn for row in train_rows[:shots] for turn in _example(row, settings))
     train = [_problem("train", i, row, examples, settings) for i, row in enumerate(train_rows)]
     test = [_problem("test", i, row, examples, settings) for i, row in enumerate(test_rows)]
+    if kept <= shots:
+        raise DataError(
+            f"gsm8k's training file has {len(train)} problems, so "
+            f"task.validation_size={settings.validation_size} and task.few_shot={shots} leave none "
+            f"to train on: set them below {len(train)} together"
+        )
     return Task(
         name="gsm8k",
         train=train[shots:kept][: settings.train_size],

@@ -3,6 +3,7 @@
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +77,8 @@ def train(
             if resumed is not None:
                 log.info("resuming %s after step %d", run.path, state.step)
             if not state.before:
-                state.before = parts.evaluate("test")
+                with _status("held-out evaluation before training", quiet):
+                    state.before = parts.evaluate("test")
             trackers = Trackers(_tracker_makers(config, run, state.step, quiet))
             try:
                 run_loop(parts, state, run, trackers, stop)
@@ -105,7 +107,8 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
     """Last checkpoint, held-out evaluation, the model folder, the summary and the curve."""
     config = parts.config
     save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
-    after = parts.evaluate("test")
+    with _status("held-out evaluation after training", quiet):
+        after = parts.evaluate("test")
     summary = {
         "status": "finished",
         "steps": state.step,
@@ -133,6 +136,10 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
         )
         console.print(f"look further:  groupwise sample {run.path}", highlight=False)
     return Result(run.path, summary)
+
+
+def _status(text: str, quiet: bool) -> AbstractContextManager[object]:
+    return nullcontext() if quiet else console.status(text)
 
 
 def check_plan(config: Config) -> None:

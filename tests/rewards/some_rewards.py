@@ -160,3 +160,8 @@ def no_reward(text: str) -> float:
 
 
 constant = 5
+
+
+async def waits_a_second(completion: str) -> float:
+    await asyncio.sleep(1.0)
+    return 1.0

@@ -113,6 +113,16 @@ def test_mathqa_is_read_from_arrays_and_lines(tmp_path: Path, array: bool) -> No
     assert task.train[2].id == "mathqa/train/2"
 
 
+def test_mathqa_options_are_split_at_their_letters() -> None:
+    assert mathqa.options_of("a ) 12 , b ) 1 , 600 , c ) [ 1 , 2 ]") == [
+        "12",
+        "1 , 600",
+        "[ 1 , 2 ]",
+    ]
+    assert mathqa.options_of("['a ) 10', 'b ) 12.5']") == ["10", "12.5"]
+    assert mathqa.options_of("b ) 10 , a ) 5") == mathqa.options_of("10") == []
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

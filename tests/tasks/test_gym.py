@@ -6,6 +6,7 @@ import pytest
 
 from groupwise.config import GymTask
 from groupwise.errors import ConfigError, DataError
+from groupwise.recipe import parse
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
@@ -79,3 +80,16 @@ def test_unknown_names_options_and_sizes_are_explained() -> None:
     with pytest.raises(DataError, match=r"coin_flip gave only \d+ different .*lower task\."):
         few = {"min_trials": 3, "max_trials": 3}
         build_task(GymTask(name="coin_flip", train_size=1000, options=few))
+
+
+def test_a_recipe_says_kind_and_name_at_once() -> None:
+    wanted = GymTask(name="countdown")
+    assert parse({"task": "gym:countdown"}).task == wanted
+    assert parse({}, ["task=gym:countdown"]).task == wanted
+    assert parse({"task": {"kind": "gym", "name": "countdown"}}).task == wanted
+    with pytest.raises(ConfigError, match=r"task\.name: field required"):
+        parse({"task": "gym"})
+    with pytest.raises(ConfigError, match=r"unknown setting 'task\.nmae': did you mean 'name'"):
+        parse({"task": {"kind": "gym", "name": "x", "nmae": "y"}})
+    with pytest.raises(ConfigError, match=r"unknown setting 'task\.gym'"):
+        parse({"task": {"kind": "countdown", "gym": 3}})

@@ -73,11 +73,21 @@ def test_the_form_is_one_filled_box() -> None:
         assert not math.formatted(text)
 
 
-def test_a_solution_without_a_box_is_refused(tmp_path: Path) -> None:
-    row = {"problem": "q", "solution": "it is 5"}
-    (tmp_path / "train.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match=r"line 1: the solution must end on an answer in \\boxed"):
+def test_problems_without_an_answer_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = {"problem": "q", "solution": r"it is $\boxed{}$"}
+    lines = [empty, *rows(20)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    task = math.build(MathTask(path=str(tmp_path)))
+    assert len(task.train) + len(task.validation) + len(task.test) == 20
+    assert "1 train problems have no answer" in caplog.text
+    (tmp_path / "train.jsonl").write_text(json.dumps(empty))
+    with pytest.raises(DataError, match=r"line 1: no solution of this file has an answer"):
         math.build(MathTask(path=str(tmp_path)))
+
+
+def test_folders_of_another_form_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(DataError, match="no subject folders"):
         math.build(MathTask(path=str(tmp_path)))

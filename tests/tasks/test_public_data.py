@@ -71,7 +71,7 @@ def test_aqua_gold_answers_score_full_marks() -> None:
 @pytest.mark.slow
 def test_math_gold_solutions_score_full_marks() -> None:
     rows = everything(math.build(MathTask(path=str(packaged("math")), test_size=10_000)))
-    assert len(rows) == 12_500
+    assert len(rows) == 12_498  # two of its boxes are empty
     for row in rows:
         assert math.correct(row["solution"], row["answer"]), row["solution"]
 

@@ -1,0 +1,48 @@
+"""nanoAhaMoment's and GRPO-Zero's rewards for Countdown, on the columns `numbers` and `target`.
+
+Both ask for `<think>…</think>` and `<answer>…</answer>` with an expression in it. They differ in
+what a broken form is worth. Where this deviates from both: expressions are evaluated by a parser
+and never by `eval`, whitespace between the two parts is free, and tags that are repeated count as
+absent. Values are exact, so an expression that only comes close is wrong.
+"""
+
+from groupwise.rewards.expressions import ExpressionError, evaluate
+from groupwise.rewards.tags import tag_content, think_answer_format
+
+_ARITHMETIC = frozenset("0123456789+-*/(). \t\n")
+
+
+def nano_format(completion: str) -> float:
+    """nanoAhaMoment: 0.0 for another form, 0.5 if the answer holds other characters than those of
+    arithmetic (or none), 1.0 otherwise."""
+    if not think_answer_format(completion):
+        return 0.0
+    content = (tag_content(completion, "answer") or "").strip()
+    return 1.0 if content and set(content) <= _ARITHMETIC else 0.5
+
+
+def zero_format(completion: str) -> float:
+    """GRPO-Zero: 1.0 for the whole form; else 0.1 for a `think` pair plus 0.5 for an `answer` pair.
+
+    GRPO-Zero's own weight for it is 0.1.
+    """
+    if think_answer_format(completion):
+        return 1.0
+    think = tag_content(completion, "think") is not None
+    answer = tag_content(completion, "answer") is not None
+    return (think + 5 * answer) / 10
+
+
+def equation(completion: str, numbers: list[int], target: int) -> float:
+    """1.0 if the answer's expression uses each number exactly once and gives the target, else 0.0.
+
+    Of both systems: the form around the only `<answer>` pair does not matter here.
+    """
+    content = tag_content(completion, "answer")
+    if content is None:
+        return 0.0
+    try:
+        found = evaluate(content)
+    except ExpressionError:
+        return 0.0
+    return float(found.value == target and sorted(found.numbers) == sorted(numbers))
