@@ -1,12 +1,13 @@
-# make demo    watch the embedded model learn (CPU, about two minutes of training)
+# make demo    watch the embedded model learn (two CPU cores, a minute of training)
 # make test    set up, lint, type-check, run every fast test
+# make bench   groupwise and TRL side by side on this CPU (ten minutes or so)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # torch first and exact: a looser request pulls gigabytes of CUDA packages onto machines without a GPU.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-slow lint types clean
+.PHONY: setup demo test test-slow bench lint types clean
 
 setup: $(VENV)/.core
 
@@ -21,6 +22,7 @@ $(VENV)/.dev: $(VENV)/.core
 	touch $@
 
 demo: setup
+	rm -rf runs/demo
 	$(BIN)/groupwise train --out runs/demo
 
 lint: $(VENV)/.dev
@@ -35,6 +37,10 @@ test: lint types
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not gpu"
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/compare.py --device cpu --model smollm2 --prompts 4 --group 8 \
+		--prompt-tokens 100 --completion-tokens 64
 
 clean:
 	rm -rf $(VENV) runs
