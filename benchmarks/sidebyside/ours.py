@@ -1,0 +1,124 @@
+"""groupwise's step: the package's own training loop, as `groupwise train` runs it."""
+
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.load import Parts, make_engine
+from groupwise.policy.load import make_policy
+from groupwise.policy.prompts import fit_prompts
+from groupwise.policy.reference import Reference
+from groupwise.rewards.base import Reward
+from groupwise.rewards.scorer import Scorer
+from groupwise.rollout.engine import Engine
+from groupwise.tasks.base import Task
+from groupwise.tracking.base import Trackers
+from groupwise.tracking.run import RunFolder
+from groupwise.train.loop import run_loop
+from groupwise.train.optim import Optimizer
+from groupwise.train.signals import StopRequest
+from groupwise.train.state import TrainState
+from groupwise.types import Completion, Problem, Sampling
+from sidebyside import models
+from sidebyside.record import forget_peak, record
+from sidebyside.reward import letters
+from sidebyside.settings import Measurement, Setting
+
+
+def measure(setting: Setting, kind: str) -> Measurement:
+    model, tokenizer = models.build(setting)
+    config = _config(setting, compile_body=kind.endswith("+compile"))
+    policy = make_policy(model, tokenizer, config.batch.layout)
+    problems = [Problem(str(i), text) for i, text in enumerate(models.prompts(setting, tokenizer))]
+    prompted, _ = fit_prompts(problems, tokenizer, config.rollout.max_prompt_tokens)
+    task = Task("lengths", problems, [], [], None, _never, _nothing)
+    scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
+    engine = Counted(make_engine(policy, config))
+    reference = Reference(policy, config.reference) if setting.beta else None
+    state = TrainState(policy, Optimizer(model, config.optimizer, config.steps), reference)
+    log = StepLog()
+    forget_peak(setting.device)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunFolder(pathlib.Path(folder) / "run", config) as run,
+        Parts(config, policy, task, engine, scorer, scorer, {"train": prompted}) as parts,
+    ):
+        run_loop(parts, state, run, Trackers({"log": lambda: log}), StopRequest())
+    return record(
+        kind,
+        setting,
+        log.steps,
+        engine.tokens,
+        engine.longest,
+        engine=type(engine.inner).__name__,
+        layout=policy.layout,
+    )
+
+
+def _config(setting: Setting, *, compile_body: bool) -> Config:
+    """The defaults, but for what the setting says."""
+    return Config.model_validate(
+        {
+            "steps": setting.warmup + setting.steps,
+            "model": setting.model,
+            "device": setting.device,
+            "batch": {"prompts": setting.prompts, "group_size": setting.group},
+            "rollout": {
+                "max_prompt_tokens": 2 * setting.prompt_tokens,
+                "max_completion_tokens": setting.completion_tokens,
+            },
+            "engine": {"compile": compile_body},
+            "algorithm": {"kl_weight": setting.beta},
+            "optimizer": {"lr": 1e-6},
+            "checkpoint": {"every": 0},
+            "tracking": {"tensorboard": False},
+        }
+    )
+
+
+class Counted:
+    """An engine that counts what it samples."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.tokens: list[int] = []
+        self.longest = 0
+
+    def generate(self, requests: Any, sampling: Sampling) -> list[tuple[Completion, ...]]:
+        answers = self.inner.generate(requests, sampling)
+        lengths = [len(answer.tokens) for group in answers for answer in group]
+        self.tokens.append(sum(lengths))
+        self.longest = max(self.longest, *lengths)
+        return answers
+
+    def sync(self, version: int) -> None:
+        self.inner.sync(version)
+
+
+class StepLog:
+    """A tracker that keeps the loop's own seconds."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        seconds = {
+            "generation": metrics["seconds/generate"],
+            "reference": metrics["seconds/logps"],
+            "update": metrics["seconds/update"],
+            "step": metrics["seconds"],
+        }
+        self.steps.append(seconds)
+
+    def close(self) -> None:
+        pass
+
+
+def _never(completion: str) -> bool:
+    return False
+
+
+def _nothing(text: str) -> None:
+    return None
