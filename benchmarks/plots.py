@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
+
 from sidebyside.floor import floor_seconds
 from sidebyside.settings import Measurement, Peak, Setting, Size, measurement_from
 

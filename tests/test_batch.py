@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import FAMILIES, random_groups, random_policy
 
 from groupwise.batch import denominator, microbatches, split_evenly
 from groupwise.config import Config
@@ -16,6 +15,7 @@ from groupwise.policy.masks import flex_attending
 from groupwise.recipe import parse
 from groupwise.train.step import accumulate, annotate
 from groupwise.types import Group
+from small_models import FAMILIES, random_groups, random_policy
 
 
 def gradient(policy: Policy, groups: list[Group], config: Config) -> tuple[torch.Tensor, float]:

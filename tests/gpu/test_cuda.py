@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from small_models import random_groups, random_model, tokenizer
 
 from groupwise.policy.forward import flex_problem
 from groupwise.policy.load import Policy, make_policy
@@ -13,6 +12,7 @@ from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.train.step import accumulate
 from groupwise.types import Request, Sampling
+from small_models import random_groups, random_model, tokenizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from plain_reference import Answer
 from torch import Tensor
 
 from groupwise.objective.aggregate import Denominator
 from groupwise.objective.loss import Tokens
 from groupwise.objective.presets import Objective
+from plain_reference import Answer
 
 MAX_TOKENS = 11
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_steps import default_dtype, objective
 
 from groupwise.objective.advantages import advantages, group_advantages, per_reward_advantages
 from groupwise.types import Completion, Group, Problem
+from random_steps import default_dtype, objective
 
 reward = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
 ragged = st.lists(st.lists(reward, min_size=1, max_size=6), min_size=1, max_size=5)

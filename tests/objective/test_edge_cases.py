@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_steps import gradients, objective, random_step
 
 from groupwise.objective.aggregate import Denominator
 from groupwise.objective.loss import Tokens, policy_loss
 from groupwise.objective.presets import PRESETS, Objective
+from random_steps import gradients, objective, random_step
 
 EVERYTHING = {"kl_weight": 0.1, "mismatch": "token", "off_policy_limit": 0.1}
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from plain_reference import reference_loss
-from random_steps import MAX_TOKENS, Step, gradients, objective, random_step
 
 from groupwise.objective.aggregate import Denominator
 from groupwise.objective.loss import Tokens, policy_loss
 from groupwise.objective.presets import PRESETS, Objective
+from plain_reference import reference_loss
+from random_steps import MAX_TOKENS, Step, gradients, objective, random_step
 
 KL = {"kl_weight": 0.3}
 VARIANTS: dict[str, dict] = {

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_steps import MAX_TOKENS, gradients, objective, random_step
 from torch import Tensor
 
 from groupwise.objective.aggregate import Denominator
 from groupwise.objective.loss import Tokens, policy_loss
 from groupwise.objective.presets import PRESETS, Objective
+from random_steps import MAX_TOKENS, gradients, objective, random_step
 
 B, T = 8, 6
 CUTTABLE = [preset for preset in PRESETS if preset != "bnpo"]

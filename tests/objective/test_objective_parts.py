@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_steps import objective
 
 from groupwise.objective.aggregate import AGGREGATES, Denominator
 from groupwise.objective.corrections import entropy_threshold, mismatch_ratio, on_policy_answers
@@ -16,6 +15,7 @@ from groupwise.objective.kl import KL_ESTIMATORS
 from groupwise.objective.presets import Objective
 from groupwise.objective.ratios import importance_ratio, log_ratios
 from groupwise.objective.surrogates import SURROGATES, Terms, trust_region
+from random_steps import objective
 
 LOSS_BT = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
 MASK_BT = torch.tensor([[True, True, False], [True, False, False]])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_steps import MAX_TOKENS, Step, default_dtype, gradients, objective, random_step
 from torch import Tensor
 
 from groupwise.objective.aggregate import Denominator
@@ -20,6 +19,7 @@ from groupwise.objective.corrections import entropy_threshold, mismatch_ratio
 from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight
 from groupwise.objective.loss import Tokens, policy_loss
 from groupwise.objective.presets import Objective
+from random_steps import MAX_TOKENS, Step, default_dtype, gradients, objective, random_step
 
 trl = pytest.importorskip("trl.trainer.grpo_trainer")
 

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-import gameable_rewards
 import pytest
 from typer.testing import CliRunner
 
+import gameable_rewards
 from groupwise.cli import app
 from groupwise.config import ArithmeticTask, CountdownTask
 from groupwise.errors import RewardError

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import pytest
-import some_rewards
 
+import some_rewards
 from groupwise.errors import RewardError
 from groupwise.rewards.base import Reward
 from groupwise.rewards.scorer import Scorer

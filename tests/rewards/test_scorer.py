@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import some_rewards
 
+import some_rewards
 from groupwise.errors import RewardError
 from groupwise.rewards import call
 from groupwise.rewards.base import Reward

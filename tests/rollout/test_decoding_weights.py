@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from small_models import random_policy
 
 from groupwise.rollout.native.weights import WORTHWHILE, laid_out_for_decoding
+from small_models import random_policy
 
 
 def layer(policy):

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from small_models import random_policy
 
 from groupwise.policy.load import Policy
 from groupwise.rollout.engine import Engine
@@ -12,6 +11,7 @@ from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
+from small_models import random_policy
 
 ENGINES: dict[str, Callable[[Policy], Engine]] = {
     "transformers": lambda policy: TransformersEngine(policy, max_batch=6),

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from small_models import FAMILIES, random_policy
 
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.graphs import BURST
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
+from small_models import FAMILIES, random_policy
 
 PROMPTS = [(5, 6, 7), (9,), tuple(range(11, 25)), (9, 30), (4, 4, 4, 4, 4, 4, 4, 8)]
 

@@ -2,7 +2,6 @@ import dataclasses
 
 import pytest
 import torch
-from small_models import random_groups, random_policy
 
 from groupwise.config import OptimizerSettings
 from groupwise.errors import ModelError
@@ -11,6 +10,7 @@ from groupwise.recipe import parse
 from groupwise.train.memory_fit import TokenBudget
 from groupwise.train.optim import Optimizer
 from groupwise.train.step import annotate, update
+from small_models import random_groups, random_policy
 
 
 def with_memory_for(policy: Policy, tokens: int) -> Policy:
