@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the docstrings in groupwise/config.py: python THIS_FILE"""
+"""Write docs/configuration.md from the docstrings in groupwise/config/: python THIS_FILE"""
 
 import pathlib
 
@@ -11,7 +11,7 @@ PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
 INTRODUCTION = """# Configuration
 
 Every setting, its default and what it does. A recipe is a YAML file of these; on the command line
-they are written `key.sub=value`. Made from `groupwise/config.py` by
+they are written `key.sub=value`. Made from `groupwise/config/` by
 `scripts/make_configuration_page.py`.
 """
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "groupwise"
 
 # From the top: a module may import from its own layer and from those below, never from above.
 LAYERS = [
-    ["cli", "__init__"],
+    ["cli", "__init__", "__main__"],
     ["check", "sample"],
     ["train"],
     ["load"],

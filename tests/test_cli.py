@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from groupwise.cli import app
+from groupwise.cli.main import app
 from groupwise.recipe import list_recipes, load_recipe
 from runs import SMALL
 
@@ -106,7 +106,7 @@ def test_a_signal_saves_and_exits_with_3_and_the_same_command_goes_on(
 ) -> None:
     recipe = tmp_path / "long.yaml"
     recipe.write_text(yaml.safe_dump({**SMALL, "steps": 5000, "checkpoint": {"every": 0}}))
-    command = [sys.executable, "-m", "groupwise.cli", "train", str(recipe), "--quiet"]
+    command = [sys.executable, "-m", "groupwise", "train", str(recipe), "--quiet"]
     out = tmp_path / "run"
     process = subprocess.Popen(
         [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, cwd=tmp_path

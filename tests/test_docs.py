@@ -49,7 +49,7 @@ def test_commands_shown_work(page: str, command: str, tmp_path: pathlib.Path) ->
     if words[1] == "train":
         words += ["steps=1", "eval.problems=4", "eval.every=0", "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-m", "groupwise.cli", *words[1:]],
+        [sys.executable, "-m", "groupwise", *words[1:]],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gameable_rewards
-from groupwise.cli import app
+from groupwise.cli.main import app
 from groupwise.config import ArithmeticTask, CountdownTask
 from groupwise.errors import RewardError
 from groupwise.evaluate import judges

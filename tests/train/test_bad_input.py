@@ -162,7 +162,7 @@ def test_the_command_line_exits_with_2_and_no_traceback(
     arguments: list[str], message: str, tmp_path: pathlib.Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "groupwise.cli", *arguments],
+        [sys.executable, "-m", "groupwise", *arguments],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -1,0 +1,50 @@
+"""The application that commands are added to, and how the words after a command are read."""
+
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from groupwise.config import Config
+from groupwise.errors import ConfigError
+from groupwise.recipe import block_of, parse, read_yaml
+
+app = typer.Typer(
+    help="GRPO post-training for language models.\n\n"
+    "groupwise train                      watch the embedded model learn (CPU, minutes)\n\n"
+    "groupwise train demo steps=20        a recipe with overrides\n\n"
+    "groupwise eval runs/demo             held-out accuracy of what you trained",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+reward_app = typer.Typer(help="Rewards and reward models.", no_args_is_help=True)
+app.add_typer(reward_app, name="reward")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name or file; overrides."),
+]
+
+
+def split(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe, if any, and the overrides: `demo steps=5` or just `steps=5`."""
+    names = [word for word in words or [] if "=" not in word]
+    if len(names) > 1:
+        raise ConfigError(f"one recipe at a time, not {' and '.join(names)}")
+    return (names[0] if names else None), [word for word in words or [] if "=" in word]
+
+
+def config_for(model: str, task: str | None, data: str | None, overrides: list[str]) -> Config:
+    """A run's own config, or one for a plain model; either with another task on request."""
+    saved = pathlib.Path(model) / "config.yaml"
+    tree: dict[str, Any] = read_yaml(saved) if saved.is_file() else {}
+    tree["model"] = model
+    if task:
+        tree["task"] = block_of("task", task)
+        if not saved.is_file() or tree.get("rollout") is None:
+            tree["rollout"] = {}
+    if data:
+        tree.setdefault("task", {})["path"] = data
+    return parse(tree, overrides)

@@ -1,0 +1,37 @@
+"""Where the command line begins: every command is registered, errors become exit codes."""
+
+import importlib
+import logging
+import os
+import sys
+
+from rich.logging import RichHandler
+
+from groupwise.cli.app import app
+from groupwise.errors import GroupwiseError, Interrupted
+
+# Importing a module adds its commands to the application: the order here is that of the help.
+for name in ("train", "models", "recipes", "reward"):
+    importlib.import_module(f"groupwise.cli.{name}")
+
+
+def main() -> None:
+    # Threads that spin while they wait make a busy machine several times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(show_time=False, show_path=False, markup=False)],
+    )
+    logging.getLogger("groupwise").setLevel(logging.INFO)
+    try:
+        app(standalone_mode=True)
+    except GroupwiseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(3)
+    except KeyboardInterrupt:
+        print("stopped at once; the last checkpoint is kept", file=sys.stderr)
+        sys.exit(3)

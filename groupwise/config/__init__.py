@@ -1,0 +1,60 @@
+"""Every setting of a run, as one frozen tree. Importable without torch, so errors come at once.
+
+The docstring under a field is its documentation; docs/configuration.md is made of them.
+"""
+
+from groupwise.config.base import Settings
+from groupwise.config.run import (
+    BatchSettings,
+    CheckpointSettings,
+    Config,
+    EngineSettings,
+    EvalSettings,
+    OptimizerSettings,
+    ReferenceSettings,
+    RewardSettings,
+    RolloutSettings,
+    TrackingSettings,
+)
+from groupwise.config.tasks import (
+    AnyTask,
+    AquaRatTask,
+    ArithmeticTask,
+    CountdownTask,
+    DatasetTask,
+    Gsm8kTask,
+    GymTask,
+    HubTask,
+    JsonlTask,
+    MathQaTask,
+    MathTask,
+    PythonTask,
+    TaskSettings,
+)
+
+__all__ = [
+    "AnyTask",
+    "AquaRatTask",
+    "ArithmeticTask",
+    "BatchSettings",
+    "CheckpointSettings",
+    "Config",
+    "CountdownTask",
+    "DatasetTask",
+    "EngineSettings",
+    "EvalSettings",
+    "Gsm8kTask",
+    "GymTask",
+    "HubTask",
+    "JsonlTask",
+    "MathQaTask",
+    "MathTask",
+    "OptimizerSettings",
+    "PythonTask",
+    "ReferenceSettings",
+    "RewardSettings",
+    "RolloutSettings",
+    "Settings",
+    "TaskSettings",
+    "TrackingSettings",
+]
