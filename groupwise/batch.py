@@ -1,9 +1,10 @@
 """Groups become tensors: packed rows for the model, answers x tokens for the objective.
 
-Two views of the same answers. `Rows` is what the model reads. In the shared-prefix layout one row
-is a prompt followed by all its answers; each answer sees the prompt and itself, and positions
-restart after the prompt, so the prompt is computed once for its group. In the padded layout one row
-is one answer. `Microbatch` is what the objective reads: one line per answer, padded to the longest.
+Two views of the same answers. `Rows` is what the model reads. In the shared-prefix layout that is
+one row: prompts, each followed by its answers; an answer sees its prompt and itself, and positions
+restart after the prompt, so a prompt is computed once for its group and nothing is padded. In the
+padded layout one row is one answer. `Microbatch` is what the objective reads: one line per answer,
+padded to the longest.
 `Rows.source_K` and `slot_K` connect them. Both layouts give the same gradient.
 """
 
@@ -17,9 +18,6 @@ from torch import Tensor
 from groupwise.objective.aggregate import Denominator
 from groupwise.types import Group
 
-# With a dense mask attention costs the square of a row's length: longer groups go on a further row.
-LONGEST_ROW = 4096
-
 
 @dataclass(frozen=True)
 class Rows:
@@ -27,10 +25,10 @@ class Rows:
 
     tokens_RS: Tensor
     positions_RS: Tensor
-    segments_RS: Tensor
-    """0 for the prompt, 1 and up for the answers on the row, -1 for padding."""
-    shared: bool
-    """Whether answers share a row with their prompt; policy/masks.py makes the mask of it."""
+    real_RS: Tensor
+    """bool: false for padding."""
+    groups: tuple[tuple[int, ...], ...] | None
+    """Shared prefixes: the lengths of each prompt and its answers; policy/pieces.py attends so."""
     source_K: Tensor
     """Index into the flattened rows of the hidden state that predicts token k."""
     target_K: Tensor
@@ -38,6 +36,8 @@ class Rows:
     slot_K: Tensor
     """Where token k stands in the flattened answers x tokens matrix."""
     shape_BT: tuple[int, int]
+    temperature_K: Tensor | None = None
+    """What token k was drawn at, where answers differ in that."""
 
     def scatter(self, values_K: Tensor) -> Tensor:
         """Values of predicted tokens, laid out as answers x tokens; 0 where there is no token."""
@@ -132,18 +132,19 @@ def microbatches(
 ) -> Iterator[Microbatch]:
     """Cut groups into micro-batches of at most `budget` tokens, longest first.
 
-    Rows of similar length travel together, so little is padded. A group is split only when it does
-    not fit a row; a single answer longer than the budget still goes through, alone.
+    Padded rows of similar length travel together, so little is padded. A group is split only when
+    it does not fit the budget; a single answer longer than that still goes through, alone.
     """
     pieces = list(_pieces(groups, layout, budget))
     pieces.sort(key=lambda piece: -_length(groups, piece))
-    start = 0
-    while start < len(pieces):
-        width = _length(groups, pieces[start])
-        count = max(1, budget // max(width, 1))
-        chosen = pieces[start : start + count]
+    while pieces:
+        lengths = [_length(groups, piece) for piece in pieces]
+        if layout == "padded":
+            count = budget // max(lengths[0], 1)
+        else:
+            count = sum(total <= budget for total in itertools.accumulate(lengths))
+        chosen, pieces = pieces[: max(1, count)], pieces[max(1, count) :]
         yield _microbatch(groups, chosen, mask_truncated, keep_above, layout, pad_id)
-        start += count
 
 
 Piece = tuple[int, tuple[int, ...]]
@@ -155,12 +156,11 @@ def _pieces(groups: Sequence[Group], layout: str, budget: int) -> Iterator[Piece
         if layout == "padded":
             yield from ((index, (answer,)) for answer in range(len(group.completions)))
             continue
-        limit = min(budget, LONGEST_ROW)
         members: list[int] = []
         length = len(group.prompt_tokens)
         for answer, completion in enumerate(group.completions):
             extra = max(len(completion.tokens) - 1, 0)
-            if members and length + extra > limit:
+            if members and length + extra > budget:
                 yield index, tuple(members)
                 members, length = [], len(group.prompt_tokens)
             members.append(answer)
@@ -222,42 +222,50 @@ def _microbatch(
 def _rows(
     groups: Sequence[Group], pieces: Sequence[Piece], layout: str, pad_id: int, width: int
 ) -> Rows:
-    length = max(_length(groups, piece) for piece in pieces)
-    tokens = torch.full((len(pieces), length), pad_id)
-    positions = torch.zeros(len(pieces), length, dtype=torch.long)
-    segments = torch.full((len(pieces), length), -1)
+    shared = layout == "shared_prefix"
+    lengths = [_length(groups, piece) for piece in pieces]
+    shape = (1, sum(lengths)) if shared else (len(pieces), max(lengths))
+    tokens = torch.full(shape, pad_id)
+    positions = torch.zeros(shape, dtype=torch.long)
+    real = torch.zeros(shape, dtype=torch.bool)
+    flat_tokens, flat_positions, flat_real = tokens.view(-1), positions.view(-1), real.view(-1)
     source: list[int] = []
     target: list[int] = []
     slot: list[int] = []
-    line = 0
+    heat: list[float | None] = []
+    sizes: list[tuple[int, ...]] = []
+    line = at = 0
     for row, (index, answers) in enumerate(pieces):
         group = groups[index]
-        prompt = len(group.prompt_tokens)
-        tokens[row, :prompt] = torch.tensor(group.prompt_tokens)
-        positions[row, :prompt] = torch.arange(prompt)
-        segments[row, :prompt] = 0
-        at = prompt
-        for number, answer in enumerate(answers, start=1):
+        at = at if shared else row * shape[1]
+        start, prompt = at, len(group.prompt_tokens)
+        read = [list(group.prompt_tokens)]
+        for answer in answers:
             completion = group.completions[answer].tokens
-            size = max(len(completion) - 1, 0)
-            tokens[row, at : at + size] = torch.tensor(completion[:size])
-            positions[row, at : at + size] = torch.arange(prompt, prompt + size)
-            segments[row, at : at + size] = number
-            places = [prompt - 1, *range(at, at + size)][: len(completion)]
-            source += [row * length + place for place in places]
+            read.append(list(completion[:-1]))  # the last token is predicted and never read
+            behind = start + sum(map(len, read[:-1]))
+            places = [start + prompt - 1, *range(behind, behind + len(read[-1]))]
+            source += places[: len(completion)]
             target += completion
+            heat += [group.completions[answer].temperature] * len(completion)
             slot += [line * width + k for k in range(len(completion))]
-            at += size
             line += 1
+        at = start + sum(map(len, read))
+        flat_tokens[start:at] = torch.tensor([token for part in read for token in part])
+        behind_prompt = [prompt + n for part in read[1:] for n in range(len(part))]
+        flat_positions[start:at] = torch.tensor([*range(prompt), *behind_prompt])
+        flat_real[start:at] = True
+        sizes.append(tuple(map(len, read)))
     return Rows(
         tokens_RS=tokens,
         positions_RS=positions,
-        segments_RS=segments,
-        shared=layout == "shared_prefix",
+        real_RS=real,
+        groups=tuple(sizes) if shared else None,
         source_K=torch.tensor(source, dtype=torch.long),
         target_K=torch.tensor(target, dtype=torch.long),
         slot_K=torch.tensor(slot, dtype=torch.long),
         shape_BT=(line, width),
+        temperature_K=None if None in heat or not heat else torch.tensor(heat),
     )
 
 

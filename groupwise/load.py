@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from groupwise.config import Config, EngineSettings
-from groupwise.evaluate import evaluate, judges
+from groupwise.config import Config, RewardSettings
+from groupwise.evaluate import Evaluation, evaluate, judges
+from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.prompts import fit_prompts
+from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
@@ -25,9 +27,12 @@ from groupwise.tasks.catalog import build_task
 
 log = logging.getLogger("groupwise")
 
-ENGINES: dict[str, Callable[[Policy, EngineSettings], Engine]] = {
-    "native": lambda policy, s: NativeEngine(policy, s.max_batch, s.compile),
-    "transformers": lambda policy, s: TransformersEngine(policy, s.max_batch),
+ENGINES: dict[str, Callable[[Policy, Config], Engine]] = {
+    # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
+    "native": lambda policy, config: NativeEngine(
+        policy, config.engine.max_batch, config.compile != "none", graphs=not policy.int8
+    ),
+    "transformers": lambda policy, config: TransformersEngine(policy, config.engine.max_batch),
 }
 
 
@@ -43,7 +48,7 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
 
-    def evaluate(self, split: Split) -> dict[str, float]:
+    def evaluate(self, split: Split) -> Evaluation:
         return evaluate(
             self.problems[split][: self.config.eval.problems],
             self.engine,
@@ -111,38 +116,44 @@ def make_engine(policy: Policy, config: Config) -> Engine:
         if reason is not None:
             log.warning("sampling with transformers' generate, which is slower: %s", reason)
         kind = "native" if reason is None else "transformers"
-    return ENGINES[kind](policy, config.engine)
+    return ENGINES[kind](policy, config)
 
 
 def load_config_policy(config: Config, weights: str | None = None) -> Policy:
     device = pick_device(config.device)
     return load_policy(
-        weights or config.model,
+        config.model,
         device,
         pick_dtype(config.precision, device),
         layout=config.batch.layout,
         gradient_checkpointing=config.gradient_checkpointing,
+        adapter=config.adapter,
+        quantization=config.quantization,
+        weights=weights,
+        seed=config.seed,
     )
 
 
 def find_rewards(config: Config, task: Task) -> list[Reward]:
     """A recipe's rewards; `correct` and `format` are the task's own judges."""
     own = {reward.name: reward.function for reward in judges(task)}
-    return [
-        Reward(
-            setting.name, own.get(setting.name) or resolve(setting.name), setting.weight,
-            setting.options,
-        )
-        for setting in config.rewards
-    ]  # fmt: skip
+
+    def found(setting: RewardSettings) -> Reward:
+        name, weight, options = setting.name, setting.weight, setting.options
+        if not name.startswith(PREFIX):
+            return Reward(name, own.get(name) or resolve(name), weight, options)
+        return Reward(name, learned_reward(name, options, pick_device(config.device)), weight)
+
+    return [found(setting) for setting in config.rewards]
 
 
 def describe(config: Config, policy: Policy) -> str:
-    """The choices that `auto` made, in one line."""
-    size = sum(p.numel() for p in policy.model.parameters())
+    """The choices that `auto` made, and what they cost in memory, in one line."""
+    cost = footprint(policy.model, config.optimizer)
     dtype = str(policy.model.dtype).removeprefix("torch.")
+    held = f"{config.quantization} and {dtype}" if config.quantization else dtype
     threads = f" ({torch.get_num_threads()} threads)" if policy.device.type == "cpu" else ""
     return (
-        f"{config.model}: {size / 1e6:.1f} M parameters, {dtype} on {policy.device.type}{threads}, "
-        f"{policy.layout.replace('_', '-')} batches"
+        f"{config.model}: {cost.parameters / 1e6:.1f} M parameters, {held} on "
+        f"{policy.device.type}{threads}, {policy.layout.replace('_', '-')} batches; {cost}"
     )

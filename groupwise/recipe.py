@@ -17,7 +17,13 @@ from groupwise.errors import ConfigError
 DEFAULT = "demo"
 
 # A plain string where a block is expected names its kind: `task: countdown`, `algorithm: dapo`.
-SHORTHAND = {"task": "kind", "engine": "kind", "reference": "kind", "algorithm": "preset"}
+SHORTHAND = {
+    "task": "kind",
+    "engine": "kind",
+    "reference": "kind",
+    "adapter": "kind",
+    "algorithm": "preset",
+}
 
 
 def recipes_folder() -> pathlib.Path:

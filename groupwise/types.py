@@ -74,7 +74,8 @@ class Completion:
     under the distribution that it drew from. `old_logps` and `ref_logps` are the policy's and the
     reference's before the step's first update, present only when the objective needs them.
     `sampled` marks the tokens that the policy drew (None: all of them); those of a tool's reply
-    are not its own. `version` counts the updates of the weights that drew it.
+    are not its own. `version` counts the updates of the weights that drew it. `temperature` is set
+    where a group's answers were drawn at different ones (None: all at the rollout's).
     """
 
     tokens: tuple[int, ...]
@@ -86,6 +87,7 @@ class Completion:
     old_logps: tuple[float, ...] | None = None
     old_entropies: tuple[float, ...] | None = None
     ref_logps: tuple[float, ...] | None = None
+    temperature: float | None = None
 
     @property
     def truncated(self) -> bool:

@@ -42,8 +42,9 @@ def small_config(*overrides: str) -> Config:
 
 
 def digest(folder: pathlib.Path) -> str:
-    """A hash of a model folder's weights."""
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    """A hash of a model folder's weights, or of its adapter's."""
+    (weights,) = folder.glob("*.safetensors")
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def timeless_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from groupwise.batch import denominator, microbatches, split_evenly
 from groupwise.config import Config
-from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
-from groupwise.policy.masks import flex_attending
 from groupwise.recipe import parse
 from groupwise.train.step import accumulate, annotate
 from groupwise.types import Group
@@ -41,21 +39,9 @@ def test_shared_prefix_gives_the_padded_gradient(family: str, empty: bool) -> No
     grad_padded, loss_padded = gradient(padded, groups, config)
     assert grad_padded.norm() > 1e-3
     assert loss_shared == pytest.approx(loss_padded, abs=1e-7)
-    assert (grad_shared - grad_padded).abs().max() < 1e-6 * grad_padded.abs().max()
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_text"])
-def test_flex_attention_gives_the_dense_log_probs(family: str) -> None:
-    """Uncompiled and forward only, as a CPU can: the same block masks as on CUDA."""
-    groups = random_groups(4, 5, seed=1, empty=True)
-    policy = random_policy(family, "shared_prefix")
-    (micro,) = microbatches(groups, layout="shared_prefix", budget=10_000)
-    found = []
-    for flex in (False, True):
-        with torch.no_grad(), flex_attending(policy.model, flex):
-            found.append(answer_logps(policy, micro.rows, 1.0)[0])
-    assert (found[0] - found[1]).abs().max() < 1e-4
-    assert found[0].abs().max() > 0.1
+    # Gemma 2 caps its attention scores, and so do we; transformers' SDPA leaves the cap out.
+    tolerance = 1e-4 if family == "gemma2" else 1e-6
+    assert (grad_shared - grad_padded).abs().max() < tolerance * grad_padded.abs().max()
 
 
 @pytest.mark.parametrize("layout", ["shared_prefix", "padded"])
@@ -104,15 +90,17 @@ def test_groups_without_spread_are_not_computed_and_still_count() -> None:
     calls = []
 
     def body(**inputs: torch.Tensor) -> torch.Tensor:
-        calls.append(inputs["input_ids"].shape[0])
+        calls.append(inputs["input_ids"].shape[1])
         return policy.body(**inputs)
 
     watched = dataclasses.replace(policy, body=body)
     skipping, loss = gradient(watched, [flat, *groups[1:]], config_with())
-    assert sum(calls) == 2
+    alone = calls.pop()
     entropy = ["algorithm.entropy_weight=1e-12"]  # makes every group matter, and changes nothing
     everything, full_loss = gradient(watched, [flat, *groups[1:]], config_with(*entropy))
-    assert sum(calls) == 2 + 3
+    assert calls == [
+        alone + len(flat.prompt_tokens) + sum(len(c.tokens) - 1 for c in flat.completions)
+    ]
     assert (skipping - everything).abs().max() < 1e-6 * skipping.abs().max()
     assert loss == pytest.approx(full_loss, abs=1e-7)
 
@@ -122,9 +110,9 @@ def test_top_entropy_threshold_is_that_of_the_whole_rollout() -> None:
     policy = random_policy(dtype=torch.float64)
     config = config_with("algorithm.top_entropy=0.3")
     groups = annotate(groups, policy, None, config)
-    from groupwise.train.step import _entropy_threshold
+    from groupwise.train.step import keep_threshold
 
-    threshold = _entropy_threshold(groups, config.algorithm)
+    threshold = keep_threshold(groups, config.algorithm)
     assert threshold is not None
     entropies = [e for g in groups for c in g.completions for e in c.old_entropies or ()]
     kept = sum(e >= threshold for e in entropies)
@@ -172,9 +160,9 @@ def test_every_answer_token_is_predicted_exactly_once(
 def test_a_group_is_split_only_when_it_does_not_fit() -> None:
     groups = random_groups(3, 4, seed=7)
     whole = list(microbatches(groups, layout="shared_prefix", budget=10_000))
-    assert len(whole) == 1 and whole[0].rows.tokens_RS.shape[0] == 3
+    assert len(whole) == 1 and len(whole[0].rows.groups or ()) == 3
     tight = list(microbatches(groups, layout="shared_prefix", budget=15))
-    assert sum(micro.rows.tokens_RS.shape[0] for micro in tight) > 3
+    assert sum(len(micro.rows.groups or ()) for micro in tight) > 3
 
 
 def test_minibatches_are_even_to_within_one() -> None:

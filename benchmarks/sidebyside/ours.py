@@ -22,23 +22,24 @@ from groupwise.train.signals import StopRequest
 from groupwise.train.state import TrainState
 from groupwise.types import Completion, Problem, Sampling
 from sidebyside import models
-from sidebyside.record import forget_peak, record
+from sidebyside.record import forget_peak, held_bytes, record
 from sidebyside.reward import letters
 from sidebyside.settings import Measurement, Setting
 
 
 def measure(setting: Setting, kind: str) -> Measurement:
     model, tokenizer = models.build(setting)
-    config = _config(setting, compile_body=kind.endswith("+compile"))
+    config = _config(setting, compile_layers=kind.endswith("+compile"))
     policy = make_policy(model, tokenizer, config.batch.layout)
     problems = [Problem(str(i), text) for i, text in enumerate(models.prompts(setting, tokenizer))]
     prompted, _ = fit_prompts(problems, tokenizer, config.rollout.max_prompt_tokens)
     task = Task("lengths", problems, [], [], None, _never, _nothing)
     scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
     engine = Counted(make_engine(policy, config))
-    reference = Reference(policy, config.reference) if setting.beta else None
+    compiled = config.compiles_training
+    reference = Reference(policy, config.reference, compiled=compiled) if setting.beta else None
     state = TrainState(policy, Optimizer(model, config.optimizer, config.steps), reference)
-    log = StepLog()
+    log = StepLog(setting.device)
     forget_peak(setting.device)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -57,7 +58,7 @@ def measure(setting: Setting, kind: str) -> Measurement:
     )
 
 
-def _config(setting: Setting, *, compile_body: bool) -> Config:
+def _config(setting: Setting, *, compile_layers: bool) -> Config:
     """The defaults, but for what the setting says."""
     return Config.model_validate(
         {
@@ -69,7 +70,7 @@ def _config(setting: Setting, *, compile_body: bool) -> Config:
                 "max_prompt_tokens": 2 * setting.prompt_tokens,
                 "max_completion_tokens": setting.completion_tokens,
             },
-            "engine": {"compile": compile_body},
+            "compile": "all" if compile_layers else "sampling",
             "algorithm": {"kl_weight": setting.beta},
             "optimizer": {"lr": 1e-6},
             "checkpoint": {"every": 0},
@@ -98,9 +99,10 @@ class Counted:
 
 
 class StepLog:
-    """A tracker that keeps the loop's own seconds."""
+    """A tracker that keeps the loop's own seconds, and the memory held between steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.steps: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -109,6 +111,7 @@ class StepLog:
             "reference": metrics["seconds/logps"],
             "update": metrics["seconds/update"],
             "step": metrics["seconds"],
+            "held_bytes": held_bytes(self.device),
         }
         self.steps.append(seconds)
 

@@ -1,5 +1,7 @@
 """From the seconds of single steps to a measurement, with the process's peak memory."""
 
+import pathlib
+import resource
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,10 +40,16 @@ def record(
 def peak_bytes(device: str) -> int:
     if device == "cuda":
         return torch.cuda.max_memory_allocated()
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def held_bytes(device: str) -> int:
+    """Memory in use now: whether it grows from step to step shows a leak."""
+    if device == "cuda":
+        return torch.cuda.memory_allocated()
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 def forget_peak(device: str) -> None:

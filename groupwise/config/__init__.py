@@ -5,6 +5,7 @@ The docstring under a field is its documentation; docs/configuration.md is made 
 
 from groupwise.config.base import Settings
 from groupwise.config.run import (
+    AdapterSettings,
     BatchSettings,
     CheckpointSettings,
     Config,
@@ -33,6 +34,7 @@ from groupwise.config.tasks import (
 )
 
 __all__ = [
+    "AdapterSettings",
     "AnyTask",
     "AquaRatTask",
     "ArithmeticTask",

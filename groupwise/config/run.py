@@ -1,6 +1,7 @@
 """The settings of a run and of each of its parts."""
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +15,7 @@ class RewardSettings(Settings):
     """One reward: a name from `groupwise.rewards`, or a function of the user's own."""
 
     name: str
-    """A built-in name, file.py:function or package.module:function."""
+    """A built-in name, file.py:function, package.module:function, or model:FOLDER_OR_HUB_ID."""
     weight: float = 1.0
     """Its share in the sum. 0 makes it a metric that is logged and never learned from."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -52,6 +53,8 @@ class RolloutSettings(Settings):
     """Longer answers are cut off."""
     temperature: float = Field(default=1.0, gt=0)
     """Training needs variety, so this is above 0. Log-probs are taken at this temperature."""
+    temperature_spread: tuple[float, float] | None = None
+    """Lowest and highest: a group's answers are spread evenly over them, log-probs too."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of tokens with at least this probability."""
     top_k: int = Field(default=0, ge=0)
@@ -66,6 +69,13 @@ class RolloutSettings(Settings):
     """Dynamic sampling: replace groups without spread, drawing at most this x batch.prompts."""
     overlong_buffer: int = Field(default=0, ge=0)
     """Soft penalty from 0 to -1 over so many tokens before the limit (0: off)."""
+
+    @field_validator("temperature_spread")
+    @classmethod
+    def _lower_first(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not 0 < value[0] <= value[1]:
+            raise ValueError(f"temperature_spread must be [lowest, highest] above 0, not {value}")
+        return value
 
     @property
     def sampling(self) -> Sampling:
@@ -87,24 +97,74 @@ class EngineSettings(Settings):
     """native: our own, in process. transformers: the model's own generate. auto: what serves it."""
     max_batch: int = Field(default=256, ge=1)
     """Answers sampled at once, if memory allows."""
-    compile: bool = False
-    """native, on CUDA: torch.compile the model's body; a minute at the start, faster after."""
 
 
 class ReferenceSettings(Settings):
     """The model that KL is measured against; loaded only when algorithm.kl_weight is above 0."""
 
-    kind: Literal["frozen", "copied", "mixed"] = "frozen"
-    """frozen: the start. copied: the policy of some steps ago. mixed: a slow average of it."""
+    kind: Literal["frozen", "copied", "mixed", "server"] = "frozen"
+    """The start, the policy of some steps ago, a slow average of it, or the start in servers."""
     every: int = Field(default=64, ge=1)
     """copied, mixed: steps between refreshes."""
     alpha: float = Field(default=0.6, gt=0, le=1)
     """mixed: share of the policy in each refresh."""
+    urls: tuple[str, ...] = ()
+    """server: where `groupwise serve reference` listens, such as http://127.0.0.1:8650."""
+    token_env: str = "GROUPWISE_TOKEN"
+    """server: the environment variable that holds its token."""
+    timeout: float = Field(default=60.0, gt=0)
+    """server: seconds to wait for a reply before its work goes to another."""
+
+    @model_validator(mode="after")
+    def _servers_have_addresses(self) -> "ReferenceSettings":
+        if (self.kind == "server") != bool(self.urls):
+            raise ValueError(
+                "kind=server needs urls=[http://HOST:PORT, ...], where `groupwise serve reference` "
+                "listens"
+                if self.kind == "server"
+                else f"urls are for kind=server, not for kind={self.kind}"
+            )
+        for url in self.urls:
+            check_server_url(url)
+        return self
+
+
+def check_server_url(url: str) -> None:
+    """http://host:port, https too; a token goes into the environment, not into an address."""
+    parts = urlsplit(url)
+    try:
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        known = False
+    if not known or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(f"urls must look like http://127.0.0.1:8650, not {url!r}")
+
+
+class AdapterSettings(Settings):
+    """A small addition that trains while the model stays as it is. Left out: all weights train."""
+
+    kind: Literal["lora"] = "lora"
+    rank: int = Field(default=16, ge=1)
+    """Columns of the two thin matrices whose product is added to a weight."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The product is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Layers that get one: all linear ones but the output head, or names such as q_proj, v_proj."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """On the adapter's input, in updates only; sampling and log-probs are without."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank): high ranks keep learning."""
+    dora: bool = False
+    """Train the lengths of a weight's rows apart from their directions; slower."""
 
 
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """adamw_8bit: moments in 8 bits, a quarter of the memory; extra: groupwise[quant]."""
+    offload: bool = False
+    """Keep fp32 weights and moments in CPU memory: for a GPU that is too small, and slower."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -173,10 +233,15 @@ class Config(Settings):
     """tiny (embedded), smollm2, a hub id, or a folder."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: CUDA, else Apple MPS, else CPU."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 with fp32 master weights on CUDA, fp32 elsewhere."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 with fp32 master weights on CUDA, fp32 elsewhere. fp16 scales its loss."""
+    quantization: Literal["int8", "nf4"] | None = None
+    """Hold the frozen weights in 8 or 4 bits, under an adapter; extra: groupwise[quant]."""
+    adapter: AdapterSettings | None = None
+    gradient_checkpointing: bool | Literal["offload"] = False
+    """Recompute activations backward: less memory, more time. offload: layer inputs on the CPU."""
+    compile: Literal["auto", "all", "sampling", "none"] = "auto"
+    """torch.compile on CUDA: seconds for sampling, half a minute for all; auto: from 100 steps."""
     task: AnyTask = ArithmeticTask()
     """Where problems come from."""
     rewards: tuple[RewardSettings, ...] = (
@@ -198,6 +263,19 @@ class Config(Settings):
     eval: EvalSettings = EvalSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     tracking: TrackingSettings = TrackingSettings()
+
+    @property
+    def compiles_training(self) -> bool:
+        return self.compile == "all" or (self.compile == "auto" and self.steps >= 100)
+
+    @model_validator(mode="after")
+    def _quantized_weights_are_frozen(self) -> "Config":
+        if self.quantization is not None and self.adapter is None:
+            raise ValueError(
+                f"quantization={self.quantization} leaves no weights that can be trained: "
+                "add an adapter (adapter=lora), or leave quantization out"
+            )
+        return self
 
     @field_validator("rewards")
     @classmethod

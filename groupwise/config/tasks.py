@@ -40,6 +40,8 @@ class CountdownTask(TaskSettings):
     """How many numbers a problem has: from, to (3 to 6)."""
     largest: int = Field(default=99, ge=10)
     """The numbers are between 1 and this."""
+    prefill: str = ""
+    """Text that opens every answer."""
 
     @field_validator("numbers")
     @classmethod
@@ -64,8 +66,8 @@ class Gsm8kTask(DatasetTask):
     """Grade-school word problems: the hub's openai/gsm8k, or a folder with train/test JSONL."""
 
     kind: Literal["gsm8k"] = "gsm8k"
-    answer_format: Literal["tags", "hashes"] = "tags"
-    """tags: <think> and <answer>. hashes: GSM8K's own, reasoning and then `#### 42`."""
+    answer_format: Literal["tags", "hashes", "reasoning", "working_out"] = "tags"
+    """tags: <think>, <answer>. hashes: `#### 42`. reasoning, working_out: lm_book's, cookbook's."""
     few_shot: int = Field(default=0, ge=0, le=32)
     """Worked examples shown before each question, from the start of the training file."""
     validation_size: int = Field(default=200, ge=1)

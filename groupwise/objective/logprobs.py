@@ -9,6 +9,7 @@ K tokens (of any answers, flat), H hidden size, V vocabulary. Logits must be fin
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,42 +25,45 @@ def token_logps(
     hidden_KH: Tensor,
     head: Callable[[Tensor], Tensor],
     targets_K: Tensor,
-    temperature: float,
+    temperature: float | Tensor,
     *,
     vocab: int,
     entropy: bool = False,
     entropy_grad: bool = False,
+    compiled: bool = False,
     chunk_logits: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / temperature) at the targets, and the entropy if asked for.
 
+    The temperature is one for all tokens, or one for each of them (K).
     `entropy_grad` keeps the entropy in the graph, for a bonus; otherwise it is a detached metric.
-    Half-precision logits are raised to float32 first; wider ones stay as they are.
+    Half-precision logits are raised to float32 first; wider ones stay as they are. `compiled` lets
+    torch.compile do that on the way, so that float32 logits are never in memory.
     """
 
-    def score(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor | None]:
+    def score(
+        hidden_CH: Tensor, targets_C: Tensor, heat: float | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        if not compiled:
+            return scores(head(hidden_CH), targets_C, heat, entropy, entropy_grad)
         logits_CV = head(hidden_CH)
-        if logits_CV.dtype in (torch.bfloat16, torch.float16):
-            logits_CV = logits_CV.float()
-        if temperature != 1:
-            logits_CV = logits_CV / temperature
-        all_logps_CV = logits_CV.log_softmax(-1)
-        logps_C = all_logps_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
-        if not entropy:
-            return logps_C, None
-        if not entropy_grad:
-            all_logps_CV = all_logps_CV.detach()
-        return logps_C, -(all_logps_CV.exp() * all_logps_CV).sum(-1)
+        for rows in (logits_CV, targets_C, heat):
+            if isinstance(rows, Tensor):
+                torch._dynamo.maybe_mark_dynamic(rows, 0)
+        return _compiled()(logits_CV, targets_C, heat, entropy, entropy_grad)
 
     if chunk_logits is None:
         chunk_logits = CPU_CHUNK_LOGITS if hidden_KH.device.type == "cpu" else CHUNK_LOGITS
     rows = max(1, chunk_logits // vocab)
     if len(targets_K) <= rows:
-        return score(hidden_KH, targets_K)
+        return score(hidden_KH, targets_K, temperature)
 
     logps: list[Tensor] = []
     entropies: list[Tensor] = []
-    for chunk in zip(hidden_KH.split(rows), targets_K.split(rows), strict=True):
+    parts = hidden_KH.split(rows), targets_K.split(rows)
+    each = isinstance(temperature, Tensor)
+    heats = temperature.split(rows) if each else [temperature] * len(parts[0])
+    for chunk in zip(*parts, heats, strict=True):
         if torch.is_grad_enabled():
             logps_C, entropies_C = checkpoint(
                 score, *chunk, use_reentrant=False, preserve_rng_state=False
@@ -70,3 +74,31 @@ def token_logps(
         if entropies_C is not None:
             entropies.append(entropies_C)
     return torch.cat(logps), torch.cat(entropies) if entropy else None
+
+
+def scores(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    temperature: float | Tensor,
+    entropy: bool,
+    entropy_grad: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs at the targets, and entropies, of one chunk."""
+    if logits_CV.dtype in (torch.bfloat16, torch.float16):
+        logits_CV = logits_CV.float()
+    if isinstance(temperature, Tensor):
+        logits_CV = logits_CV / temperature[:, None].to(logits_CV.dtype)
+    elif temperature != 1:
+        logits_CV = logits_CV / temperature
+    all_logps_CV = logits_CV.log_softmax(-1)
+    logps_C = all_logps_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+    if not entropy:
+        return logps_C, None
+    if not entropy_grad:
+        all_logps_CV = all_logps_CV.detach()
+    return logps_C, -(all_logps_CV.exp() * all_logps_CV).sum(-1)
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor | None]]:
+    return torch.compile(scores)

@@ -49,6 +49,18 @@ class Tokens:
     """bool: tokens that `top_entropy` lets carry policy loss. None: all."""
 
 
+@dataclass(frozen=True)
+class TokenLosses:
+    """The loss of every token before it is aggregated, and what it is made of."""
+
+    loss: Tensor
+    """(B, T), or (B, 1) where it is the same for every token of an answer. KL is in it."""
+    ratio: Tensor
+    """(B, T) or (B, 1)."""
+    kl_BT: Tensor | None
+    metrics: Metrics
+
+
 def policy_loss(
     tokens: Tokens, objective: Objective, denominator: Denominator, entropy_weight: float = 0.0
 ) -> tuple[Tensor, Metrics]:
@@ -56,6 +68,26 @@ def policy_loss(
 
     `entropy_weight` is passed in because it may adapt from step to step; see entropy.py.
     """
+    mask_BT = tokens.mask_BT
+    each = token_losses(tokens, objective)
+    metrics = each.metrics
+    loss = AGGREGATES[objective.aggregate](each.loss, mask_BT, denominator)
+
+    # Keep exploring.
+    if tokens.entropies_BT is not None:
+        entropies_BT = tokens.entropies_BT.masked_fill(~mask_BT, 0.0)
+        metrics["entropy"] = _mean(entropies_BT, mask_BT)
+        if entropy_weight != 0:
+            bonus = mean_entropy(entropies_BT, mask_BT, tokens.keep_BT, denominator)
+            loss = loss - entropy_weight * bonus
+    else:
+        assert entropy_weight == 0, "an entropy bonus needs entropies_BT"
+
+    return loss, metrics
+
+
+def token_losses(tokens: Tokens, objective: Objective) -> TokenLosses:
+    """What each token adds before aggregation: the surrogate, its corrections, and KL."""
     mask_BT = tokens.mask_BT
     logps_BT = tokens.logps_BT.masked_fill(~mask_BT, 0.0)
     old_logps_BT = logps_BT.detach() if tokens.old_logps_BT is None else tokens.old_logps_BT
@@ -82,6 +114,7 @@ def policy_loss(
         loss_BT = loss_BT * tokens.keep_BT
 
     # Stay near the reference.
+    kl_BT = None
     if tokens.ref_logps_BT is not None:
         ref_logps_BT = tokens.ref_logps_BT.masked_fill(~mask_BT, 0.0)
         kl_BT = KL_ESTIMATORS[objective.kl_estimator](logps_BT, ref_logps_BT)
@@ -92,19 +125,7 @@ def policy_loss(
     else:
         assert objective.kl_weight == 0 or objective.kl_in == "reward", "KL needs ref_logps_BT"
 
-    loss = AGGREGATES[objective.aggregate](loss_BT, mask_BT, denominator)
-
-    # Keep exploring.
-    if tokens.entropies_BT is not None:
-        entropies_BT = tokens.entropies_BT.masked_fill(~mask_BT, 0.0)
-        metrics["entropy"] = _mean(entropies_BT, mask_BT)
-        if entropy_weight != 0:
-            bonus = mean_entropy(entropies_BT, mask_BT, tokens.keep_BT, denominator)
-            loss = loss - entropy_weight * bonus
-    else:
-        assert entropy_weight == 0, "an entropy bonus needs entropies_BT"
-
-    return loss, metrics
+    return TokenLosses(loss_BT, ratio, kl_BT, metrics)
 
 
 def _mismatch(
@@ -147,14 +168,22 @@ def _still_on_policy(
 @torch.no_grad()
 def _ratio_metrics(ratio: Tensor, tokens: Tokens, objective: Objective) -> Metrics:
     metrics = {"ratio": _mean(ratio, tokens.mask_BT)}
-    edges = trust_region(objective)
-    if edges is not None:
-        low, high = edges
-        too_low = (ratio < low) & (tokens.advantages_BT < 0)
-        too_high = (ratio > high) & (tokens.advantages_BT > 0)
+    outside = outside_trust(ratio, tokens.advantages_BT, objective)
+    if outside is not None:
+        too_low, too_high = outside
         metrics["clip_low"] = _mean(too_low, tokens.mask_BT)
         metrics["clip_high"] = _mean(too_high, tokens.mask_BT)
     return metrics
+
+
+def outside_trust(
+    ratio: Tensor, advantages: Tensor, objective: Objective
+) -> tuple[Tensor, Tensor] | None:
+    """Where the ratio has passed an edge in the direction that the advantage pushes: low, high."""
+    edges = trust_region(objective)
+    if edges is None:
+        return None
+    return (ratio < edges[0]) & (advantages < 0), (ratio > edges[1]) & (advantages > 0)
 
 
 def _mean(values: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,13 @@
 `body` and `head` split the model before its vocabulary projection, so that logits are never held
 whole (objective/logprobs.py). Any Hugging Face causal model loads; one whose logits are not
 head(body(x)) is run as a whole, which is always right and costs more memory.
+
+A folder with an adapter (PEFT's format) is a model too: the one that it belongs to, with the
+adapter on top where the settings ask for one, else merged in.
 """
 
 import logging
+import pathlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,8 +19,19 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from groupwise.errors import ModelError
+from groupwise.config import AdapterSettings
+from groupwise.errors import GroupwiseError, ModelError
+from groupwise.policy.activations import checkpoint_activations
+from groupwise.policy.adapters import (
+    Adapter,
+    add_adapter,
+    base_of,
+    is_adapter_folder,
+    load_adapter,
+    merge_adapter,
+)
 from groupwise.policy.prompts import eos_ids
+from groupwise.policy.quantization import quantization_config
 from groupwise.policy.resolve import resolve_model
 
 log = logging.getLogger("groupwise")
@@ -28,7 +43,8 @@ Layout = Literal["shared_prefix", "padded"]
 class Policy:
     """model(tokens).logits == head(body(tokens)).
 
-    `layout` is how batches are laid out for it; `flex` says that training uses flex attention.
+    `layout` is how batches are laid out for it.
+    With an `adapter` only its weights, which are inside the model, are trained.
     """
 
     model: Any
@@ -37,11 +53,21 @@ class Policy:
     head: Callable[[Tensor], Tensor]
     eos_ids: tuple[int, ...]
     layout: Layout = "padded"
-    flex: bool = False
+    adapter: Adapter | None = None
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the same sum in another order may come out visibly different: in half precision,
+        and where activations are cut to 8 bits."""
+        return self.model.dtype != torch.float32 or self.int8
+
+    @property
+    def int8(self) -> bool:
+        return any(weight.dtype == torch.int8 for weight in self.model.parameters())
 
     @property
     def pad_id(self) -> int:
@@ -66,7 +92,7 @@ def pick_device(wanted: str) -> torch.device:
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         precision = "bf16" if device.type == "cuda" else "fp32"
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
 def load_policy(
@@ -75,39 +101,77 @@ def load_policy(
     dtype: torch.dtype,
     *,
     layout: str = "auto",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | Literal["offload"] = False,
+    adapter: AdapterSettings | None = None,
+    quantization: str | None = None,
+    weights: str | None = None,
+    seed: int = 0,
 ) -> Policy:
-    """Load `tiny`, `smollm2`, a hub id or a folder."""
-    source = resolve_model(name)
+    """Load `tiny`, `smollm2`, a hub id or a folder; `weights`: a folder that it goes on from."""
+    source = resolve_model(weights or name)
+    tuned = pathlib.Path(source) if is_adapter_folder(source) else None
+    base = source if tuned is None else resolve_model(base_of(tuned))
+    tokenizer, model = _read(name, source, base, device, dtype, quantization)
+    worn = None
+    if adapter is None and tuned is not None:
+        model = merge_adapter(model, tuned)
+    elif adapter is not None and tuned is None:
+        worn = add_adapter(model, adapter, dtype, seed)
+    elif adapter is not None and tuned is not None:
+        fresh = not is_adapter_folder(resolve_model(name))
+        worn = load_adapter(model, tuned, adapter, dtype, starts_as_base=fresh)
+    if gradient_checkpointing:
+        checkpoint_activations(model, offload=gradient_checkpointing == "offload")
+    return make_policy(model, tokenizer, layout, worn)
+
+
+def _read(
+    name: str,
+    source: str,
+    base: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str | None,
+) -> tuple[Any, Any]:
+    """The tokenizer of `source` (an adapter may come without one) and the model of `base`."""
     disable_progress_bar()  # it would draw over our own
+    options: dict[str, Any] = {}
+    bare = source != base and not (pathlib.Path(source) / "tokenizer_config.json").is_file()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        if quantization is not None:
+            config = quantization_config(quantization, dtype, base, device)
+            options = {"quantization_config": config, "device_map": {"": device}}
+        tokenizer = AutoTokenizer.from_pretrained(base if bare else source)
+        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **options)
+    except GroupwiseError:
+        raise
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"cannot load model {name!r}: {reason}\n"
             "use `tiny`, `smollm2`, a Hugging Face id that this machine can reach, or a folder"
         ) from error
-    model.to(device)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return make_policy(model, tokenizer, layout)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
+    if quantization is None:
+        model.to(device)
+    return tokenizer, model
 
 
-def make_policy(model: Any, tokenizer: Any, layout: str = "auto") -> Policy:
-    """Wrap a model already in memory."""
+def make_policy(
+    model: Any, tokenizer: Any, layout: str = "auto", adapter: Adapter | None = None
+) -> Policy:
+    """Wrap a model already in memory (with the adapter inside it, if any)."""
     model.eval()
     body, head = split_head(model)
-    policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer))
+    policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer), adapter=adapter)
     if layout == "padded":
         return policy
-    from groupwise.policy.forward import flex_problem, shared_prefix_problem
+    from groupwise.policy.forward import shared_prefix_problem
 
     problem = shared_prefix_problem(policy)
     if problem is None:
-        flex = flex_problem(policy) is None
-        return replace(policy, layout="shared_prefix", flex=flex)
+        return replace(policy, layout="shared_prefix")
     if layout == "shared_prefix":
         raise ModelError(f"layout shared_prefix cannot be used: {problem}; use batch.layout=padded")
     log.warning("prompts are not shared in training: %s", problem)

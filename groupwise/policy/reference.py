@@ -1,26 +1,75 @@
-"""The model that KL is measured against: frozen at the start, copied every so often, or mixed."""
+"""The model that KL is measured against: frozen at the start, copied every so often, or mixed.
+
+Without an adapter it is a second model. With one, the model below is the same and there is none:
+the start is the policy with its adapter off; a reference that moves, or a start that already had an
+adapter, is the policy wearing other adapter weights for the length of a forward pass.
+
+Training knows it as a `KLReference`; one in another process is serve/reference.py.
+"""
 
 import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from groupwise.config import ReferenceSettings
 from groupwise.policy.load import Policy, make_policy
+from groupwise.policy.scoring import Scored, score_groups
+from groupwise.types import Group
+
+
+class KLReference(Protocol):
+    """Gives log-probs to answers, and may follow the policy; what else it has is for checkpoints."""
+
+    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Scored: ...
+
+    def refresh(self, policy: Policy, step: int) -> None: ...
+
+    saved: bool
+    """Whether its tensors are state of the run, to be kept in checkpoints."""
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None: ...
 
 
 class Reference:
-    """Reference(policy, settings).policy gives log-probs; `refresh` follows the policy when due."""
+    """Reference(policy, settings) in this process; `policy` is what gives its log-probs."""
 
-    def __init__(self, start: Policy, settings: ReferenceSettings) -> None:
-        model = copy.deepcopy(start.model).requires_grad_(False)
-        self.policy = make_policy(model, start.tokenizer, start.layout)
+    def __init__(
+        self, start: Policy, settings: ReferenceSettings, *, compiled: bool = False
+    ) -> None:
         self.settings = settings
+        self.compiled = compiled and start.device.type == "cuda"
+        self.weights: dict[str, Tensor] = {}
+        adapter = start.adapter
+        if adapter is None:
+            model = copy.deepcopy(start.model).requires_grad_(False)
+            self.policy = make_policy(model, start.tokenizer, start.layout)
+            self.weights = {name: w.detach() for name, w in model.named_parameters()}
+            self.saved = self.moves
+        elif adapter.starts_as_base and not self.moves:
+            self.policy = _under(start, adapter.off)
+            self.saved = False
+        else:
+            self.weights = {n: w.detach().clone() for n, w in adapter.weights().items()}
+            self.policy = _under(start, lambda: adapter.wearing(self.weights))
+            self.saved = True
+
+    saved: bool
 
     @property
     def moves(self) -> bool:
-        """Whether its weights are state of the run, to be kept in checkpoints."""
         return self.settings.kind != "frozen"
+
+    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Scored:
+        return score_groups(
+            self.policy, groups, temperature, tokens_at_once, compiled=self.compiled
+        )
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
@@ -28,13 +77,27 @@ class Reference:
             return
         share = 1.0 if self.settings.kind == "copied" else self.settings.alpha
         source = dict(policy.model.named_parameters())
-        for name, weight in self.policy.model.named_parameters():
+        for name, weight in self.weights.items():
             weight.lerp_(source[name].to(weight), share)
 
     def state(self) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.policy.model.named_parameters()}
+        return self.weights
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:
-        for name, weight in self.policy.model.named_parameters():
+        for name, weight in self.weights.items():
             weight.copy_(tensors[name])
+
+
+def _under(policy: Policy, context: Callable[[], AbstractContextManager[None]]) -> Policy:
+    """A policy each of whose passes through the model happens inside `context()`."""
+
+    def body(**inputs: Any) -> Tensor:
+        with context():
+            return policy.body(**inputs)
+
+    def head(hidden: Tensor) -> Tensor:
+        with context():
+            return policy.head(hidden)
+
+    return replace(policy, body=body, head=head)

@@ -19,6 +19,8 @@ NAMES: dict[str, Callable[[], Path]] = {"tiny": lambda: TINY, "smollm2": smollm2
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 IN_RUN_FOLDER = ("model", "best", "checkpoints")
+CONFIGS = ("config.json", "adapter_config.json")
+"""What makes a folder a model: of its own, or an adapter to one."""
 
 
 def resolve_model(name: str) -> str:
@@ -47,17 +49,21 @@ def is_run_folder(path: Path) -> bool:
 def _model_in(path: Path) -> Path:
     if not path.is_dir():
         raise ModelError(f"model {path} is a file; name the Hugging Face folder that holds it")
-    if (path / "config.json").is_file():
+    if _holds_model(path):
         return path
     if not is_run_folder(path):
         raise ModelError(
             f"{path} has no config.json, so it is no Hugging Face model folder; "
             "name the folder that holds config.json and the weights"
         )
-    if (path / "model" / "config.json").is_file():
+    if _holds_model(path / "model"):
         return path / "model"
     best = path / "best"
-    other = f", or use {best}" if (best / "config.json").is_file() else ""
+    other = f", or use {best}" if _holds_model(best) else ""
     raise ModelError(
         f"the run {path} has no final model/ yet: run its train command again to finish it{other}"
     )
+
+
+def _holds_model(path: Path) -> bool:
+    return any((path / name).is_file() for name in CONFIGS)

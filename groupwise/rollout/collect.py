@@ -11,6 +11,7 @@ from groupwise.rewards.length import overlong_penalty
 from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.noise import answer_key
+from groupwise.rollout.sampling import spread_temperatures
 from groupwise.types import Completion, Group, Problem, Request, Sampling
 
 Prompted = tuple[Problem, tuple[int, ...]]
@@ -33,17 +34,40 @@ def sample_groups(
     group_size: int,
     seed: int,
     step: int | str,
+    temperatures: tuple[float, float] | None = None,
 ) -> list[Group]:
-    """`group_size` answers to each problem, decoded and not yet scored."""
+    """`group_size` answers to each problem, decoded and not yet scored.
+
+    With `temperatures`, lowest and highest, a group's answers are spread evenly over them, the
+    first being the coolest; the engine is then asked once for each temperature.
+    """
     requests = [
         Request(tokens, tuple(answer_key(seed, step, problem.id, i) for i in range(group_size)))
         for problem, tokens in problems
     ]
-    answers = engine.generate(requests, sampling)
+    if temperatures is None:
+        answers = engine.generate(requests, sampling)
+    else:
+        answers = _spread_answers(engine, requests, sampling, group_size, temperatures)
     return [
         Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
         for (problem, tokens), completions in zip(problems, answers, strict=True)
     ]
+
+
+def _spread_answers(
+    engine: Engine,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    group_size: int,
+    temperatures: tuple[float, float],
+) -> list[tuple[Completion, ...]]:
+    columns: list[list[Completion]] = []
+    for index, temperature in enumerate(spread_temperatures(group_size, *temperatures)):
+        one_each = [replace(request, keys=request.keys[index : index + 1]) for request in requests]
+        drawn = engine.generate(one_each, replace(sampling, temperature=temperature))
+        columns.append([replace(answer, temperature=temperature) for (answer,) in drawn])
+    return list(zip(*columns, strict=True))
 
 
 def score_groups(groups: Sequence[Group], scorer: Scorer, rollout: RolloutSettings) -> list[Group]:

@@ -43,6 +43,13 @@ def shape(logits_BV: Tensor, sampling: Sampling, seen_BL: Tensor) -> Tensor:
     return scores
 
 
+def spread_temperatures(count: int, low: float, high: float) -> tuple[float, ...]:
+    """spread_temperatures(4, 0.7, 1.3) == (0.7, 0.9, 1.1, 1.3): evenly, from the lower one up."""
+    assert 0 < low <= high
+    steps = max(count - 1, 1)
+    return tuple(round(low + (high - low) * i / steps, 6) for i in range(count))
+
+
 def penalize(scores_BV: Tensor, seen_BL: Tensor, penalty: float) -> Tensor:
     """Make seen tokens less likely, whichever sign their logit has."""
     seen = scores_BV.gather(-1, seen_BL)

@@ -1,13 +1,16 @@
 """Train from a config: load, resume where there is something to resume, run the loop, finish."""
 
+import hashlib
+import json
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from groupwise.config import Config
+from groupwise.diagnose import diagnose
 from groupwise.errors import ConfigError
 from groupwise.load import Parts, describe, load_config_policy, load_parts
 from groupwise.policy.load import Policy
@@ -17,7 +20,14 @@ from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
 from groupwise.tracking.console import LiveConsole, console
-from groupwise.tracking.report import before_after_table, print_curve, save_curve
+from groupwise.tracking.html_report import write_report
+from groupwise.tracking.report import (
+    before_after_table,
+    print_curve,
+    print_findings,
+    save_before_after,
+    save_curve,
+)
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
 from groupwise.train.checkpoint import (
@@ -50,7 +60,7 @@ class Result:
 
 def train(
     config: Config,
-    out: str | pathlib.Path,
+    out: str | pathlib.Path | None = None,
     *,
     rewards: Sequence[Reward | Callable[..., Any]] | None = None,
     task: Task | None = None,
@@ -58,11 +68,13 @@ def train(
 ) -> Result:
     """Train into the folder `out`; called again with the same config, go on where it stopped.
 
+    Without `out` the folder is `default_folder(config)`: each config has one of its own.
     `rewards` and `task` take functions and objects in place of the names in the config.
     """
     check_plan(config)
     chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
-    with RunFolder(pathlib.Path(out), config) as run, StopRequest() as stop:
+    folder = default_folder(config) if out is None else pathlib.Path(out)
+    with RunFolder(folder, config) as run, StopRequest() as stop:
         finished = run.summary
         if finished is not None and finished["steps"] >= config.steps:
             log.info("%s is finished: nothing to do", run.path)
@@ -78,7 +90,9 @@ def train(
                 log.info("resuming %s after step %d", run.path, state.step)
             if not state.before:
                 with _status("held-out evaluation before training", quiet):
-                    state.before = parts.evaluate("test")
+                    held_out = parts.evaluate("test")
+                run.log_evaluation("before", held_out.problems)
+                state.before = held_out.metrics
             trackers = Trackers(_tracker_makers(config, run, state.step, quiet))
             try:
                 run_loop(parts, state, run, trackers, stop)
@@ -87,17 +101,32 @@ def train(
             return finish(parts, state, run, quiet)
 
 
+def default_folder(config: Config) -> pathlib.Path:
+    """runs/tiny-arithmetic-1f0c59d2: the last part is a digest of the settings."""
+    settings = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
+    model = pathlib.PurePath(config.model).name[:40]
+    return pathlib.Path("runs") / f"{model}-{config.task.kind}-{digest}"
+
+
 def start_state(parts: Parts, resumed: pathlib.Path | None) -> TrainState:
     """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
-    config = parts.config
+    return make_state(parts.config, parts.policy, resumed)
+
+
+def make_state(
+    config: Config, policy: Policy, resumed: pathlib.Path | None, *, with_reference: bool = True
+) -> TrainState:
+    """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
-    if config.algorithm.needs_reference:
+    if config.algorithm.needs_reference and with_reference:
         frozen = resumed is not None and config.reference.kind == "frozen"
-        origin: Policy = load_config_policy(config) if frozen else parts.policy
+        again = frozen and policy.adapter is None  # an adapter's start lies below it
+        origin: Policy = load_config_policy(config) if again else policy
         reference = Reference(origin, config.reference)
-    optimizer = Optimizer(parts.policy.model, config.optimizer, config.steps)
+    optimizer = Optimizer(policy.model, config.optimizer, config.steps)
     weight = config.algorithm.entropy_weight
-    state = TrainState(parts.policy, optimizer, reference, entropy_weight=weight)
+    state = TrainState(policy, optimizer, reference, entropy_weight=weight)
     if resumed is not None:
         load_into(state, resumed)
     return state
@@ -108,13 +137,18 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
     config = parts.config
     save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
     with _status("held-out evaluation after training", quiet):
-        after = parts.evaluate("test")
+        held_out = parts.evaluate("test")
+    after = held_out.metrics
+    run.log_evaluation("after", held_out.problems)
+    steps = read_metrics(run.path)
+    findings = diagnose(steps, config)
     summary = {
         "status": "finished",
         "steps": state.step,
         "seconds": state.seconds,
         "before": state.before,
         "after": after,
+        "findings": [asdict(finding) for finding in findings],
     }
 
     def write(folder: pathlib.Path) -> None:
@@ -122,19 +156,22 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
         (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
 
     replace_folder(run.path / "model", write)
-    steps = read_metrics(run.path)
     save_curve(steps, run.path / "reward.png")
+    write_report(run.path, summary)
+    save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
     if not quiet:
         print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
         console.print(before_after_table(state.before, after, title))
+        print_findings(findings)
         console.print(
             f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
-            f"curve in {run.path / 'reward.png'}",
+            f"report in {run.path / 'report.html'}",
             highlight=False,
         )
-        console.print(f"look further:  groupwise sample {run.path}", highlight=False)
+        further = f"groupwise sample {run.path}   groupwise explain {run.path}"
+        console.print(f"look further:  {further}", highlight=False)
     return Result(run.path, summary)
 
 

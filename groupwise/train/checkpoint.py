@@ -1,9 +1,9 @@
 """Checkpoints that survive kill -9: written aside, fsynced, listed in a manifest, then renamed.
 
     checkpoints/step-000010/
-      model/                  a Hugging Face folder, loadable anywhere
+      model/                  a Hugging Face folder, loadable anywhere; or the adapter alone
       optimizer.safetensors   moments (and fp32 masters) by parameter name
-      reference.safetensors   only for a reference that moves
+      reference.safetensors   only for a reference that cannot be made again
       state.json              step, data position, pending rollouts ...
       manifest.json           size and SHA-256 of every file above
 
@@ -36,7 +36,7 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
         save_model(state.policy, folder / "model")
         tensors = {k: v.detach().cpu().contiguous() for k, v in state.optimizer.state().items()}
         save_file(tensors, folder / "optimizer.safetensors")
-        if state.reference is not None and state.reference.moves:
+        if state.reference is not None and state.reference.saved:
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
         (folder / "state.json").write_text(json.dumps(state.numbers()))
@@ -50,8 +50,14 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
 
 
 def save_model(policy: Policy, folder: pathlib.Path) -> None:
-    """A standard Hugging Face folder: weights, config, tokenizer, generation config."""
-    policy.model.save_pretrained(folder)
+    """A standard Hugging Face folder: weights, config, tokenizer, generation config.
+
+    Of a policy with an adapter, the adapter alone in PEFT's format, and the tokenizer.
+    """
+    if policy.adapter is None:
+        policy.model.save_pretrained(folder)
+    else:
+        policy.adapter.save(folder)
     policy.tokenizer.save_pretrained(folder)
 
 

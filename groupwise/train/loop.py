@@ -7,13 +7,15 @@ number, so running a step again gives the same result: that is what makes resume
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from groupwise.config import Config
+from groupwise.diagnose import Watch
 from groupwise.errors import Interrupted
 from groupwise.load import Parts
 from groupwise.objective.advantages import advantages
@@ -28,14 +30,15 @@ from groupwise.rollout.collect import (
 )
 from groupwise.rollout.noise import answer_key
 from groupwise.tracking.base import Trackers
-from groupwise.tracking.run import RunFolder
+from groupwise.tracking.findings import note
+from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.train.checkpoint import replace_folder, save_checkpoint, save_model
 from groupwise.train.memory_fit import TokenBudget
 from groupwise.train.metrics import rollout_metrics
 from groupwise.train.sampler import draw
 from groupwise.train.signals import StopRequest
 from groupwise.train.state import TrainState
-from groupwise.train.step import annotate, update
+from groupwise.train.step import Seen, annotate, update
 from groupwise.types import Group
 
 log = logging.getLogger("groupwise")
@@ -48,36 +51,19 @@ def run_loop(
     config = parts.config
     weights = reward_weights(parts.scorer, config.rollout)
     budget = TokenBudget(config.batch.tokens_per_microbatch)
+    watch = Watch(config, read_metrics(run.path))
     parts.engine.sync(version=state.step)
     while state.step < config.steps:
         clock = Clock()
-        torch.manual_seed(answer_key(config.seed, "step", state.step) >> 1)  # dropout, if any
-
-        collected = _take_pending(state) or _collect(parts, state, clock)
+        collected = _take_pending(state) or collect_step(parts, state, clock)
         if stop.requested:
             _save_and_leave(state, run, config.checkpoint.keep, stop, collected)
         with clock.phase("logps"):
             groups = annotate(collected.groups, parts.policy, state.reference, config, budget)
         groups = advantages(groups, config.algorithm, weights)
         with clock.phase("update"):
-            metrics = update(
-                groups,
-                parts.policy,
-                state.optimizer,
-                config,
-                progress=state.step,
-                budget=budget,
-                entropy_weight=applied_entropy_weight(
-                    state.entropy_weight, state.entropy, config.algorithm
-                ),
-            )
-        state.step += 1
+            metrics = learn(state, groups, config, budget)
         state.cursor += collected.drawn
-        if "entropy" in metrics:
-            state.entropy = metrics["entropy"]
-            state.entropy_weight = adapt_entropy_weight(
-                state.entropy_weight, state.entropy, config.algorithm
-            )
         if state.reference is not None:
             state.reference.refresh(parts.policy, state.step)
         parts.engine.sync(version=state.step)
@@ -86,14 +72,43 @@ def run_loop(
             with clock.phase("eval"):
                 metrics |= _evaluate(parts, state, run)
         state.seconds += clock.total
-        _log(state, metrics, groups, collected, clock, run, trackers)
+        rolled = rollout_metrics(groups, collected.drawn, weights)
+        line = {"step": state.step, **metrics, **rolled, **clock.metrics(groups)}
+        _log(line, groups, run, trackers, watch)
         if stop.requested:
             _save_and_leave(state, run, config.checkpoint.keep, stop)
         if config.checkpoint.every and state.step % config.checkpoint.every == 0:
             save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
 
 
-def _collect(parts: Parts, state: TrainState, clock: "Clock") -> Collected:
+def learn(
+    state: TrainState,
+    groups: Sequence[Group],
+    config: Config,
+    budget: TokenBudget | None = None,
+    observe: Callable[[Seen], None] | None = None,
+) -> dict[str, float]:
+    """The optimizer steps on one rollout. Moves weights, moments, entropy weight and step count."""
+    torch.manual_seed(answer_key(config.seed, "step", state.step) >> 1)  # dropout, if any
+    objective = config.algorithm
+    metrics = update(
+        groups,
+        state.policy,
+        state.optimizer,
+        config,
+        progress=state.step,
+        entropy_weight=applied_entropy_weight(state.entropy_weight, state.entropy, objective),
+        budget=budget,
+        observe=observe,
+    )
+    state.step += 1
+    if "entropy" in metrics:
+        state.entropy = metrics["entropy"]
+        state.entropy_weight = adapt_entropy_weight(state.entropy_weight, state.entropy, objective)
+    return metrics
+
+
+def collect_step(parts: Parts, state: TrainState, clock: "Clock") -> Collected:
     """The step's groups, scored. What is drawn depends on the data position and the step alone."""
     config = parts.config
     cursor = state.cursor
@@ -114,6 +129,7 @@ def _collect(parts: Parts, state: TrainState, clock: "Clock") -> Collected:
                 group_size=config.batch.group_size,
                 seed=config.seed,
                 step=state.step,
+                temperatures=config.rollout.temperature_spread,
             )
         with clock.phase("reward"):
             return score_groups(groups, parts.scorer, config.rollout)
@@ -148,7 +164,7 @@ def _save_and_leave(
 
 def _evaluate(parts: Parts, state: TrainState, run: RunFolder) -> dict[str, float]:
     """Validation metrics; the best model so far is kept in best/."""
-    metrics = parts.evaluate("validation")
+    metrics = parts.evaluate("validation").metrics
     score = metrics.get("accuracy", metrics["reward"])
     if state.best is None or score > state.best:
         state.best = score
@@ -157,25 +173,14 @@ def _evaluate(parts: Parts, state: TrainState, run: RunFolder) -> dict[str, floa
 
 
 def _log(
-    state: TrainState,
-    metrics: dict[str, float],
-    groups: list[Group],
-    collected: Collected,
-    clock: "Clock",
-    run: RunFolder,
-    trackers: Trackers,
+    line: dict[str, Any], groups: list[Group], run: RunFolder, trackers: Trackers, watch: Watch
 ) -> None:
-    line: dict[str, Any] = {
-        "step": state.step,
-        **metrics,
-        **rollout_metrics(groups, collected.drawn),
-        **clock.metrics(groups),
-    }
-    every = run.config.tracking.rollouts
-    if every and state.step % every == 0:
-        run.log_rollouts(state.step, groups)
+    step, every = line["step"], run.config.tracking.rollouts
+    if every and step % every == 0:
+        run.log_rollouts(step, groups)
     run.log_metrics(line)
-    trackers.log(state.step, line)
+    trackers.log(step, line)
+    note(watch.add(line), run.path)
 
 
 @dataclass

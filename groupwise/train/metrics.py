@@ -1,14 +1,19 @@
 """Numbers that describe a step's answers, and the machine's memory."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from groupwise.types import Group
 
 
-def rollout_metrics(groups: Sequence[Group], drawn: int) -> dict[str, float]:
+def rollout_metrics(
+    groups: Sequence[Group], drawn: int, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """spread/NAME is a reward's part in the spread within groups, weight included; varied/NAME
+    the share of groups in which it differs between answers.
+    """
     completions = [completion for group in groups for completion in group.completions]
     rewards = [reward for group in groups for reward in group.rewards if reward is not None]
     lengths = [len(completion.tokens) for completion in completions]
@@ -25,6 +30,9 @@ def rollout_metrics(groups: Sequence[Group], drawn: int) -> dict[str, float]:
     for name in groups[0].scores:
         scores = [score for group in groups for score in group.scores[name] if score is not None]
         metrics[f"rewards/{name}"] = _mean(scores)
+        known = [[score for score in g.scores[name] if score is not None] for g in groups]
+        metrics[f"spread/{name}"] = abs(weights.get(name, 1.0)) * _mean([_std(s) for s in known])
+        metrics[f"varied/{name}"] = _mean([float(len(set(s)) > 1) for s in known])
     if "rewards/correct" in metrics:
         metrics["accuracy"] = metrics["rewards/correct"]
     return metrics

@@ -1,17 +1,29 @@
 """AdamW on fp32 master weights, the learning-rate schedule, and their state as plain tensors.
 
-A bf16 policy cannot take small steps: 1 + 1e-3 is 1 in bf16. So the optimizer owns an fp32 copy of
-every trainable weight, adds up gradients in fp32 as the backward pass produces them, and rounds the
-result back into the policy. For an fp32 policy the masters are the weights themselves.
+A half-precision policy cannot take small steps: 1 + 1e-3 is 1 in bf16. So the optimizer owns an
+fp32 copy of every trainable weight, adds up gradients in fp32 as the backward pass produces them,
+and rounds the result back into the policy. For an fp32 policy the masters are the weights
+themselves. With `offload` masters, gradients and moments live in CPU memory and the step is taken
+there; with `adamw_8bit` the moments are bitsandbytes' 8-bit ones.
 """
 
+import importlib.util
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from groupwise.config import OptimizerSettings
+from groupwise.errors import MissingExtraError
+from groupwise.train.loss_scale import LossScale
+
+# What each kind keeps for a weight. Shared tables of codes are kept too: they are tiny.
+MOMENTS = {
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+    "adamw_8bit": ("step", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
+}
 
 
 class Optimizer:
@@ -20,21 +32,24 @@ class Optimizer:
         self.total_steps = total_steps
         self.updates = 0
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: _master(p) for name, p in self.weights.items()}
+        self.masters = {name: _master(p, settings.offload) for name, p in self.weights.items()}
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.register_post_accumulate_grad_hook(self._into(self.masters[name]))
-        decayed = [m for m in self.masters.values() if m.ndim >= 2]
-        plain = [m for m in self.masters.values() if m.ndim < 2]
-        self.adamw = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
-            ],
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-        )
+        self.adamw = _adamw(list(self.masters.values()), settings, self._away)
+        half = any(weight.dtype == torch.float16 for weight in self.weights.values())
+        self.scale = LossScale() if half else None
+
+    @property
+    def _away(self) -> bool:
+        """Whether steps are taken on another device than the policy's."""
+        pairs = zip(self.masters.values(), self.weights.values(), strict=True)
+        return any(master.device != weight.device for master, weight in pairs)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is to be multiplied by before its backward pass."""
+        return 1.0 if self.scale is None else self.scale.value
 
     @staticmethod
     def _into(master: Tensor):
@@ -43,9 +58,9 @@ class Optimizer:
         def accumulate(weight: Tensor) -> None:
             assert weight.grad is not None
             if master.grad is None:
-                master.grad = weight.grad.to(master.dtype)
+                master.grad = weight.grad.to(master.device, master.dtype)
             else:
-                master.grad += weight.grad
+                master.grad += weight.grad.to(master.device)
             weight.grad = None
 
         return accumulate
@@ -56,13 +71,20 @@ class Optimizer:
         lr = learning_rate(self.settings, progress, self.total_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
+        if self.loss_scale != 1:
+            for master in self.masters.values():
+                if master.grad is not None:
+                    master.grad /= self.loss_scale
         norm = nn.utils.clip_grad_norm_(self.masters.values(), self.settings.clip_norm)
-        if torch.isfinite(norm):  # one bad batch must not poison the weights for good
+        finite = bool(torch.isfinite(norm))
+        if finite:  # one bad batch must not poison the weights for good
             self.adamw.step()
             for name, weight in self.weights.items():
                 if self.masters[name] is not weight:
-                    weight.copy_(self.masters[name])
+                    weight.copy_(self.masters[name], non_blocking=True)
             self.updates += 1
+        if self.scale is not None:
+            self.scale.after_step(finite)
         self.forget()
         return norm.item(), lr
 
@@ -73,13 +95,19 @@ class Optimizer:
             weight.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, counts and (for bf16) masters by parameter name, fit for safetensors."""
+        """Moments, counts, masters and loss scale by parameter name, fit for safetensors."""
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             if master is not self.weights[name]:
                 tensors[f"master.{name}"] = master.detach()
-            for key, value in self.adamw.state.get(master, {}).items():
-                tensors[f"{key}.{name}"] = torch.as_tensor(value)
+            found = self.adamw.state.get(master, {})
+            for key in MOMENTS[self.settings.kind]:
+                if key in found:
+                    value = torch.as_tensor(found[key])
+                    tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
+        if self.scale is not None:
+            numbers = [self.scale.value, self.scale.clean]
+            tensors["loss_scale"] = torch.tensor(numbers, dtype=torch.float64)
         return tensors
 
     @torch.no_grad()
@@ -87,17 +115,42 @@ class Optimizer:
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
                 master.copy_(tensors[f"master.{name}"])
-            if f"exp_avg.{name}" in tensors:
+            keys = MOMENTS[self.settings.kind]
+            found = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
+            if found:
+                step = found.pop("step")
+                eight = self.settings.kind == "adamw_8bit"
                 self.adamw.state[master] = {
-                    "step": tensors[f"step.{name}"].clone(),
-                    "exp_avg": tensors[f"exp_avg.{name}"].to(master),
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(master),
+                    "step": int(step) if eight else step.clone(),
+                    **{key: tensor.to(master.device) for key, tensor in found.items()},
                 }
+        if self.scale is not None and "loss_scale" in tensors:
+            value, clean = tensors["loss_scale"].tolist()
+            self.scale = LossScale(value, int(clean))
 
 
-def _master(parameter: Tensor) -> Tensor:
+def _master(parameter: Tensor, offload: bool) -> Tensor:
+    if offload:
+        master = parameter.detach().to("cpu", torch.float32, copy=True)
+        return master.pin_memory() if parameter.is_cuda else master
     half = parameter.dtype in (torch.bfloat16, torch.float16)
     return parameter.detach().float().clone() if half else parameter
+
+
+def _adamw(masters: list[Tensor], settings: OptimizerSettings, away: bool) -> Any:
+    groups = [
+        {"params": [m for m in masters if m.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [m for m in masters if m.ndim < 2], "weight_decay": 0.0},
+    ]
+    shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    if settings.kind == "adamw":
+        # Away from a GPU the step is bound by the CPU's memory: one pass over it, not ten.
+        return torch.optim.AdamW(groups, **shared, fused=True if away else None)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError("bitsandbytes", "quant")
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit([group for group in groups if group["params"]], **shared)
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:

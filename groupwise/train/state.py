@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groupwise.policy.load import Policy
-from groupwise.policy.reference import Reference
+from groupwise.policy.reference import KLReference
 from groupwise.train.optim import Optimizer
 from groupwise.types import Group, group_from_json, to_json
 
@@ -19,7 +19,7 @@ class TrainState:
 
     policy: Policy
     optimizer: Optimizer
-    reference: Reference | None
+    reference: KLReference | None
     step: int = 0
     cursor: int = 0
     seconds: float = 0.0

@@ -5,35 +5,32 @@ Active answers always fill slots 0 to n - 1: when one ends and nothing waits, th
 its place, so no work is done for rows that are finished.
 """
 
-import itertools
+import importlib.util
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from groupwise.rollout.native import flash
-from groupwise.rollout.native.attention import Form, causal, grouped
+from groupwise.policy.attention import Form, grouped
+from groupwise.policy.pieces import Pieces
 
 
 class Prefill:
     """Attention over packed prompts that keeps their keys and values, per layer."""
 
-    def __init__(self, lengths: list[int]) -> None:
-        self.bounds = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        self.bounds = [0, *accumulate(lengths)]
+        self.attend = Pieces([[length] for length in lengths], device)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
-        self.kept[layer] = (k[0].transpose(0, 1), v[0].transpose(0, 1))
-        if flash.usable(q, form):
-            return flash.prompts(q, k, v, self.bounds, form)
-        pieces = itertools.pairwise(self.bounds)
-        return torch.cat(
-            [causal(q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], form) for a, b in pieces], dim=1
-        )
+    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+        self.kept[module.layer_idx] = (k[0].transpose(0, 1), v[0].transpose(0, 1))
+        return self.attend(module, q, k, v, form)
 
-    def prompt(self, index: int) -> dict[int, tuple[Tensor, Tensor]]:
-        """One prompt's (length, heads, size) keys and values in every layer."""
-        a, b = self.bounds[index], self.bounds[index + 1]
-        return {layer: (k[a:b], v[a:b]) for layer, (k, v) in self.kept.items()}
+    def length(self, place: int) -> int:
+        return self.bounds[place + 1] - self.bounds[place]
 
 
 class SlotCache:
@@ -43,26 +40,38 @@ class SlotCache:
         self.slots, self.length = slots, length
         self.device = next(iter(like.kept.values()))[0].device
         self.layers = {
-            layer: tuple(x.new_zeros(slots, length, *x.shape[1:]) for x in pair)
-            for layer, pair in like.kept.items()
+            layer: (
+                k.new_zeros(slots, length, *k.shape[1:]),
+                v.new_zeros(slots, length, *v.shape[1:]),
+            )
+            for layer, (k, v) in like.kept.items()
         }
         self.fill: Tensor = torch.zeros(0)
         """Tokens in each active slot before the present step."""
         self.reach = 0
         """Places of a slot that any active answer may see in the present step."""
         self._masks: dict[int | None, Tensor] = {}
+        self.present: tuple[Tensor, Tensor] = self.layers[min(self.layers)]
+        """Keys and values of the layer that compiled code is at."""
+        same = all(keys.shape == values.shape for keys, values in self.layers.values())
+        self.kernel = same and _kernel_is_there(self.device)
 
     def begin_step(self, fill_n: Tensor, reach: int) -> None:
         self.fill, self.reach = fill_n, reach
         self._masks.clear()
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
-        keys, values = self.layers[layer]
+    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+        # Asking for the layer's number would make compiled code one layer's own.
+        compiled = torch.compiler.is_compiling()
+        keys, values = self.present if compiled else self.layers[module.layer_idx]
+        if self.kernel:
+            window, softcap = form.window or 0, form.softcap or 0.0
+            return torch.ops.groupwise.attend_slots(
+                q, k, v, keys, values, self.fill, form.scale, window, softcap
+            )
         rows = torch.arange(len(self.fill), device=q.device)
         keys[rows, self.fill] = k[:, :, 0]
         values[rows, self.fill] = v[:, :, 0]
-        if flash.usable(q, form):
-            return flash.slots(q, keys, values, self.fill, form)
         seen = slice(0, len(rows)), slice(0, self.reach)
         return grouped(
             q, keys[seen].transpose(1, 2), values[seen].transpose(1, 2), self._mask(form), form
@@ -78,16 +87,28 @@ class SlotCache:
             self._masks[form.window] = visible[:, None, None]
         return self._masks[form.window]
 
-    def admit(self, prompt: dict[int, tuple[Tensor, Tensor]], first: int, count: int) -> None:
-        """Copy one prompt into slots `first` to `first + count`."""
-        for layer, pair in prompt.items():
+    def admit(self, prefill: Prefill, prompts: Mapping[int, int]) -> None:
+        """Copy prompts into slots: `prompts` says which slot gets which of the prefill's."""
+        lengths = {place: prefill.length(place) for place in prompts.values()}
+        sources = [prefill.bounds[p] + torch.arange(lengths[p]) for p in prompts.values()]
+        targets = [s * self.length + torch.arange(lengths[p]) for s, p in prompts.items()]
+        source, target = (torch.cat(x).to(self.device) for x in (sources, targets))
+        for layer, pair in prefill.kept.items():
             for store, new in zip(self.layers[layer], pair, strict=True):
-                store[first : first + count, : len(new)] = new
+                store.flatten(0, 1)[target] = new[source]
 
     def move(self, sources: list[int], targets: list[int], reach: int) -> None:
         for pair in self.layers.values():
             for store in pair:
                 store[targets, :reach] = store[sources, :reach]
+
+
+def _kernel_is_there(device: torch.device) -> bool:
+    """Our kernel, where there is Triton to run it."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    importlib.import_module("groupwise.rollout.native.kernel")
+    return True
 
 
 def slot_bytes(like: Prefill, length: int) -> int:

@@ -8,35 +8,26 @@ On CUDA several steps run as one burst of graph replays; what is drawn past an e
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from groupwise.policy.attention import attending
 from groupwise.policy.load import Policy
-from groupwise.rollout.native.attention import attending
 from groupwise.rollout.native.cache import Prefill, SlotCache, slot_bytes
+from groupwise.rollout.native.columns import by_columns
 from groupwise.rollout.native.graphs import BURST, Graphs
+from groupwise.rollout.native.lines import Lines
 from groupwise.rollout.native.memory import free_bytes
-from groupwise.rollout.native.weights import laid_out_for_decoding
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import draw
 from groupwise.rollout.stopping import StopStrings
-from groupwise.types import Completion, Request, Sampling, StopReason
+from groupwise.types import Completion, Request, Sampling
 
 PREFILL_TOKENS = 8192
 """Prompt tokens that go through the model at once."""
-
-
-@dataclass
-class Answer:
-    """An answer under way."""
-
-    request: int
-    index: int
-    key: int
-    tokens: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
 
 
 @dataclass
@@ -44,10 +35,10 @@ class Prompt:
     """A computed prompt whose answers are not all admitted yet."""
 
     request: int
-    tokens: tuple[int, ...]
-    kept: dict[int, tuple[Tensor, Tensor]]
+    prefill: Prefill
+    place: int
     logits_V: Tensor
-    waiting: deque[Answer]
+    waiting: deque[int]
 
 
 class NativeEngine:
@@ -55,7 +46,7 @@ class NativeEngine:
         self,
         policy: Policy,
         max_batch: int,
-        compile_body: bool = False,
+        compile_layers: bool = False,
         graphs: bool = True,
     ) -> None:
         self.policy = policy
@@ -64,7 +55,7 @@ class NativeEngine:
         self.cache: SlotCache | None = None
         self.graphs = None
         if graphs and policy.device.type == "cuda":
-            self.graphs = Graphs(policy, compile_body)
+            self.graphs = Graphs(policy, compile_layers)
 
     def sync(self, version: int) -> None:
         self.version = version  # it samples from the policy itself: nothing to copy
@@ -75,8 +66,10 @@ class NativeEngine:
     ) -> list[tuple[Completion, ...]]:
         training = self.policy.model.training
         self.policy.model.eval()
+        if self.graphs is not None:
+            self.graphs.follow_weights()
         try:
-            with laid_out_for_decoding(self.policy.model, sampling.max_tokens):
+            with by_columns(self.policy.model):
                 return _Rollout(self, requests, sampling).run()
         finally:
             self.policy.model.train(training)
@@ -103,21 +96,22 @@ class _Rollout:
         self.engine, self.policy = engine, engine.policy
         self.requests, self.sampling = requests, sampling
         self.device = self.policy.device
-        self.stops = StopStrings(sampling.stop, self.policy.tokenizer)
         self.queue = deque(range(len(requests)))
         self.ready: deque[Prompt] = deque()
-        self.active: list[Answer] = []
-        self.fill: list[int] = []
         self.done: dict[tuple[int, int], Completion] = {}
         self.total = sum(len(request.keys) for request in requests)
         longest = max((len(request.prompt_tokens) for request in requests), default=0)
         self.length = longest + sampling.max_tokens
+        stops = StopStrings(sampling.stop, self.policy.tokenizer)
+        self.lines = Lines(sampling.max_tokens, BURST, self.policy.eos_ids, stops)
         self.cache: SlotCache | None = None
+        self.moved = True
+        """Whether other answers are in the slots than at the last burst."""
 
     def run(self) -> list[tuple[Completion, ...]]:
         while len(self.done) < self.total:
             self._admit()
-            if self.active:
+            if self.lines.active:
                 self._step()
         return [
             tuple(self.done[n, i] for i in range(len(request.keys)))
@@ -127,17 +121,19 @@ class _Rollout:
     def _admit(self) -> None:
         """Fill free slots: answers of computed prompts first, then the next prompts."""
         while True:
-            free = (self.cache.slots if self.cache else 1) - len(self.active)
+            free = (self.cache.slots if self.cache else 1) - self.lines.active
             if free <= 0 or not (self.ready or self.queue):
                 return
             if not self.ready:
-                self._prefill(self.cache.slots - len(self.active) if self.cache else None)
+                self._prefill(free if self.cache else None)
                 continue
-            prompt = self.ready[0]
-            chosen = [prompt.waiting.popleft() for _ in range(min(free, len(prompt.waiting)))]
-            if not prompt.waiting:
-                self.ready.popleft()
-            self._start(prompt, chosen)
+            chosen: list[tuple[Prompt, int]] = []
+            while self.ready and len(chosen) < free:
+                prompt = self.ready[0]
+                chosen.append((prompt, prompt.waiting.popleft()))
+                if not prompt.waiting:
+                    self.ready.popleft()
+            self._start(chosen)
 
     def _prefill(self, free: int | None) -> None:
         """Compute the next prompts, as many as free slots and PREFILL_TOKENS allow."""
@@ -152,7 +148,7 @@ class _Rollout:
             tokens += size
         prompts = [self.requests[n].prompt_tokens for n in chosen]
         lengths = [len(prompt) for prompt in prompts]
-        attention = Prefill(lengths)
+        attention = Prefill(lengths, self.device)
         packed = torch.tensor([[t for prompt in prompts for t in prompt]], device=self.device)
         places = torch.cat([torch.arange(length) for length in lengths])[None].to(self.device)
         with attending(self.policy.model, attention):
@@ -161,101 +157,89 @@ class _Rollout:
         logits = self.policy.head(hidden[0, ends])
         if self.cache is None:
             self.cache = self.engine.slots_for(attention, self.total, self.length)
+            self.lines.make(self.cache.slots)
         for place, n in enumerate(chosen):
-            waiting = deque(Answer(n, i, key) for i, key in enumerate(self.requests[n].keys))
+            waiting = deque(range(len(self.requests[n].keys)))
             if waiting:
-                kept = attention.prompt(place)
-                self.ready.append(Prompt(n, prompts[place], kept, logits[place], waiting))
+                self.ready.append(Prompt(n, attention, place, logits[place], waiting))
 
-    def _start(self, prompt: Prompt, answers: list[Answer]) -> None:
-        """Put answers of one prompt into slots and draw their first tokens."""
+    def _start(self, chosen: Sequence[tuple[Prompt, int]]) -> None:
+        """Put answers into slots, with their prompts' keys and values; draw their first tokens."""
         assert self.cache is not None
-        first = len(self.active)
-        self.cache.admit(prompt.kept, first, len(answers))
-        self.active += answers
-        self.fill += [len(prompt.tokens)] * len(answers)
-        self._draw(prompt.logits_V.expand(len(answers), -1), first)
-        self._harvest()
+        first = self.lines.active
+        for prompt, index in chosen:
+            request = self.requests[prompt.request]
+            self.lines.add(prompt.request, index, len(request.prompt_tokens), request.keys[index])
+        for prefill in {id(prompt.prefill): prompt.prefill for prompt, _ in chosen}.values():
+            slots = {
+                first + n: prompt.place
+                for n, (prompt, _) in enumerate(chosen)
+                if prompt.prefill is prefill
+            }
+            self.cache.admit(prefill, slots)
+        self.moved = True
+        logits = torch.stack([prompt.logits_V for prompt, _ in chosen])
+        self._take(*self._draw(logits, first), first)
 
     def _step(self) -> None:
         """The next token, or the next few, of every active answer."""
-        assert self.cache is not None
-        newest = torch.tensor([a.tokens[-1] for a in self.active])
-        fill = torch.tensor(self.fill)
         if self.engine.graphs is not None and self.sampling.repetition_penalty == 1:
-            self._burst(newest, fill)
-        else:
-            fill = fill.to(self.device)
-            self.cache.begin_step(fill, max(self.fill) + 1)
-            with attending(self.policy.model, self.cache):
-                hidden = self.policy.body(
-                    input_ids=newest[:, None].to(self.device), position_ids=fill[:, None]
-                )
-            self.fill = [places + 1 for places in self.fill]
-            self._draw(self.policy.head(hidden[:, -1]), 0)
-        self._harvest()
+            self._take(*self._burst())
+            return
+        assert self.cache is not None
+        newest = torch.from_numpy(self.lines.newest).to(self.device)
+        fill = torch.from_numpy(self.lines.fill).to(self.device)
+        self.cache.begin_step(fill, int(self.lines.fill.max()) + 1)
+        with attending(self.policy.model, self.cache):
+            hidden = self.policy.body(input_ids=newest[:, None], position_ids=fill[:, None])
+        self._take(*self._draw(self.policy.head(hidden[:, -1]), 0))
 
-    def _burst(self, newest: Tensor, fill: Tensor) -> None:
+    def _burst(self) -> tuple[Tensor, Tensor]:
         """Up to BURST tokens of every active answer, drawn by replayed graphs."""
         assert self.engine.graphs is not None and self.cache is not None
-        positions = torch.tensor([len(answer.tokens) for answer in self.active])
-        steps = min(BURST, self.sampling.max_tokens - int(positions.min()))
-        keys = key_tensor([answer.key for answer in self.active], "cpu")
-        tokens, logps = self.engine.graphs.run(
-            self.cache, newest, fill, positions, keys, self.sampling, steps
-        )
-        for slot, (answer, drawn, theirs) in enumerate(
-            zip(self.active, tokens.tolist(), logps.tolist(), strict=True)
-        ):
-            for token, logp in zip(drawn, theirs, strict=True):
-                answer.tokens.append(token)
-                answer.logps.append(logp)
-                self.fill[slot] += 1
-                if self._ended(answer) is not None:
-                    break
+        lines, moved = self.lines, self.moved
+        steps = min(BURST, self.sampling.max_tokens - int(lines.count[: lines.active].min()))
+        self.moved = False
+        return self.engine.graphs.run(self.cache, lines, moved, self.sampling, steps)
 
-    def _draw(self, logits_nV: Tensor, first: int) -> None:
-        answers = self.active[first:]
-        keys = key_tensor([answer.key for answer in answers], self.device)
-        positions = torch.tensor([len(answer.tokens) for answer in answers], device=self.device)
-        tokens, logps = draw(logits_nV, keys, positions, self.sampling, self._seen(answers))
-        drawn = zip(answers, tokens.tolist(), logps.tolist(), strict=True)
-        for answer, token, logp in drawn:
-            answer.tokens.append(token)
-            answer.logps.append(logp)
+    def _draw(self, logits_nV: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """One token for each answer from slot `first` on."""
+        lines = self.lines
+        keys = key_tensor(lines.keys[first : lines.active].tolist(), self.device)
+        positions = torch.from_numpy(lines.count[first : lines.active]).to(self.device)
+        sampler = draw if self.engine.graphs is None else self.engine.graphs.draw
+        seen = self._seen(first)
+        tokens, logps = sampler(logits_nV, keys, positions, self.sampling, seen)
+        return tokens[:, None], logps[:, None]
 
-    def _seen(self, answers: list[Answer]) -> Tensor:
+    def _seen(self, first: int) -> Tensor:
         """Prompt and answer so far, rows filled up with their own first token; or nothing."""
+        lines = self.lines
         if self.sampling.repetition_penalty == 1:
-            return torch.zeros(len(answers), 0, dtype=torch.long, device=self.device)
-        rows = [[*self.requests[a.request].prompt_tokens, *a.tokens] for a in answers]
+            return torch.zeros(lines.active - first, 0, dtype=torch.long, device=self.device)
+        rows = [
+            [*self.requests[lines.owner[slot][0]].prompt_tokens, *lines.tokens_of(slot)]
+            for slot in range(first, lines.active)
+        ]
         width = max(len(row) for row in rows)
         filled = [row + row[:1] * (width - len(row)) for row in rows]
         return torch.tensor(filled, device=self.device)
 
-    def _harvest(self) -> None:
-        """Take finished answers out; the last active ones move into their slots."""
-        reasons: list[StopReason | None] = [self._ended(answer) for answer in self.active]
-        if not any(reasons):
-            return
-        for answer, reason in zip(self.active, reasons, strict=True):
-            if reason is not None:
-                self.done[answer.request, answer.index] = Completion(
-                    tuple(answer.tokens), tuple(answer.logps), reason, "", self.engine.version
-                )
-        count = sum(reason is None for reason in reasons)
-        holes = [slot for slot in range(count) if reasons[slot] is not None]
-        movers = [slot for slot in range(count, len(reasons)) if reasons[slot] is None]
-        if movers:
-            assert self.cache is not None
-            self.cache.move(movers, holes, max(self.fill[slot] for slot in movers))
-        for mover, hole in zip(movers, holes, strict=True):
-            self.active[hole], self.fill[hole] = self.active[mover], self.fill[mover]
-        del self.active[count:], self.fill[count:]
+    def _take(self, tokens_nK: Tensor, logps_nK: Tensor, first: int = 0) -> None:
+        """Give new tokens to the answers from slot `first` on, and take finished answers out.
 
-    def _ended(self, answer: Answer) -> StopReason | None:
-        if answer.tokens[-1] in self.policy.eos_ids:
-            return "eos"
-        if self.stops.strings and self.stops.just_ended(answer.tokens):
-            return "stop"
-        return "length" if len(answer.tokens) >= self.sampling.max_tokens else None
+        The last active answers move into the slots that become free.
+        """
+        lines = self.lines
+        ends = lines.extend(np.asarray(tokens_nK.cpu()), np.asarray(logps_nK.cpu()), first)
+        if not ends:
+            return
+        for slot, reason in ends.items():
+            tokens, logps = tuple(lines.tokens_of(slot)), tuple(lines.logps_of(slot))
+            done = Completion(tokens, logps, reason, "", self.engine.version)
+            self.done[lines.owner[slot]] = done
+        sources, targets = lines.remove(ends)
+        if sources:
+            assert self.cache is not None
+            self.cache.move(sources, targets, int(lines.fill[targets].max()) + 1)
+        self.moved = True

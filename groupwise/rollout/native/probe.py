@@ -2,8 +2,8 @@
 
 import torch
 
+from groupwise.policy.attention import Unservable
 from groupwise.policy.load import Policy
-from groupwise.rollout.native.attention import Unservable
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.types import Request, Sampling
 
@@ -30,5 +30,5 @@ def why_not(policy: Policy) -> str | None:
             logps = logits[len(request.prompt_tokens) - 1 : -1].log_softmax(-1)
             own = logps.gather(-1, tokens[0, len(request.prompt_tokens) :, None]).squeeze(-1)
             gap = max(gap, (own.cpu() - torch.tensor(answer.logps)).abs().max().item())
-    tolerance = 1e-3 if policy.model.dtype == torch.float32 else 0.25
+    tolerance = 0.25 if policy.rounds else 1e-3
     return None if gap <= tolerance else f"its log-probs change by {gap:.2g} under our attention"

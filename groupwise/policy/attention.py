@@ -2,8 +2,7 @@
 
 While a model runs under `attending(model, attend)`, each of its attention layers calls `attend`
 with the new tokens' queries, keys and values (positions already applied). Outside, the model is as
-it was. When the model is compiled, the call goes through a custom operator, so that torch.compile
-sees one opaque step.
+it was. Sampling attends to slots (rollout/native/cache.py), training to packed rows (pieces.py).
 """
 
 from collections.abc import Iterator
@@ -20,8 +19,11 @@ NAME = "groupwise"
 
 
 class Attend(Protocol):
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, form: "Form") -> Tensor:
-        """(R, H, S, D) queries and (R, K, S, D) keys and values to (R, S, H, D)."""
+    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: "Form") -> Tensor:
+        """(R, H, S, D) queries and (R, K, S, D) keys and values to (R, S, H, D).
+
+        `module` is the layer that asks; its `layer_idx` says which one it is.
+        """
         ...
 
 
@@ -35,7 +37,7 @@ class Form:
 
 
 class Unservable(Exception):
-    """The model asks its attention for something that this engine does not do."""
+    """The model asks its attention for something that ours does not do."""
 
 
 _current: list[Attend] = []
@@ -54,29 +56,13 @@ def _dispatch(
 ) -> tuple[Tensor, None]:
     if extra.get("s_aux") is not None:
         raise Unservable("its attention has sinks")
+    if extra.get("dropout"):
+        raise Unservable("it drops attention at random")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
-    if torch.compiler.is_compiling():
-        layer, window = module.layer_idx, sliding_window or 0
-        return _attend(query, key, value, layer, scale, window, softcap or 0.0), None
     form = Form(scale, sliding_window or None, softcap or None)
-    return _current[-1](module.layer_idx, query, key, value, form), None
-
-
-@torch.library.custom_op("groupwise::attend", mutates_args=())
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float
-) -> Tensor:
-    return _current[-1](layer, q, k, v, Form(scale, window or None, softcap or None)).contiguous()
-
-
-@_attend.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float, window: int, softcap: float
-) -> Tensor:
-    rows, heads, length, _ = q.shape
-    return q.new_empty(rows, length, heads, v.shape[-1])
+    return _current[-1](module, query, key, value, form), None
 
 
 AttentionInterface.register(NAME, _dispatch)
@@ -96,6 +82,11 @@ def attending(model: Any, attend: Attend) -> Iterator[None]:
         _current.pop()
         for config, name in zip(configs, before, strict=True):
             config._attn_implementation = name
+
+
+def attended_by() -> Attend | None:
+    """What the innermost open `attending` routes to."""
+    return _current[-1] if _current else None
 
 
 def _text_configs(model: Any) -> list[Any]:

@@ -1,0 +1,167 @@
+"""LoRA: a frozen model with a small trainable addition, through PEFT.
+
+PEFT puts its layers into the transformers model itself, so a policy's `model` stays an ordinary
+model, of which only the adapter's weights are trainable: engines serve it, batches run through it
+and the optimizer steps it without knowing. PEFT's wrapper is kept beside it (`Policy.adapter`) to
+switch the adapter off, save it and merge it. Unlike PEFT's default, adapter weights have the
+precision of the model: the optimizer keeps fp32 masters of them, as of all weights.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groupwise.config import AdapterSettings
+from groupwise.errors import ConfigError, ModelError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`peft` wraps the policy's model. `starts_as_base`: switched off, it is the run's start."""
+
+    peft: Any
+    starts_as_base: bool
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        model = self.peft.get_base_model()
+        return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The model without its adapter, exactly."""
+        self.peft.base_model.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self.peft.base_model.enable_adapter_layers()
+
+    @contextmanager
+    def wearing(self, others: Mapping[str, Tensor]) -> Iterator[None]:
+        """The model with other weights in its adapter."""
+        own = self.weights()
+        before = {name: weight.data for name, weight in own.items()}
+        try:
+            for name, weight in own.items():
+                weight.data = others[name]
+            yield
+        finally:
+            for name, weight in own.items():
+                weight.data = before[name]
+
+    def save(self, folder: pathlib.Path) -> None:
+        """PEFT's own format, without the card that it would write."""
+        self.peft.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink(missing_ok=True)
+
+
+def add_adapter(model: Any, settings: AdapterSettings, dtype: torch.dtype, seed: int) -> Adapter:
+    """A new adapter, which changes nothing yet. Its random half depends on `seed` alone."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    whole = settings.alpha == int(settings.alpha)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=int(settings.alpha) if whole else settings.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            peft = get_peft_model(model, config, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise ConfigError(
+                f"adapter.targets={targets} does not fit {type(model).__name__} "
+                f"({str(error).splitlines()[0]}); its linear layers: {', '.join(_linear(model))}"
+            ) from error
+    return _in_precision(Adapter(peft, starts_as_base=True), dtype)
+
+
+def load_adapter(
+    model: Any,
+    folder: pathlib.Path,
+    settings: AdapterSettings,
+    dtype: torch.dtype,
+    *,
+    starts_as_base: bool,
+) -> Adapter:
+    """The adapter saved in `folder`, to be trained on; it must be what the settings say."""
+    peft = _attach(model, folder, trainable=True)
+    found = peft.peft_config["default"]
+    saved = {
+        "rank": found.r,
+        "alpha": found.lora_alpha,
+        "dropout": found.lora_dropout,
+        "rslora": found.use_rslora,
+        "dora": found.use_dora,
+    }
+    for name, value in saved.items():
+        if value != getattr(settings, name):
+            raise ConfigError(
+                f"the adapter in {folder} has {name}={value}, not {getattr(settings, name)}: "
+                f"set adapter.{name}={value} to go on with it"
+            )
+    return _in_precision(Adapter(peft, starts_as_base), dtype)
+
+
+def merge_adapter(model: Any, folder: pathlib.Path) -> Any:
+    """The model with the adapter in `folder` added into its weights: a plain model again."""
+    return _attach(model, folder, trainable=False).merge_and_unload()
+
+
+def is_adapter_folder(source: str | pathlib.Path) -> bool:
+    return (pathlib.Path(source) / CONFIG).is_file()
+
+
+def base_of(folder: str | pathlib.Path) -> str:
+    """The model that an adapter folder belongs to: a folder or a hub id."""
+    path = pathlib.Path(folder) / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        kind, base = config["peft_type"], config["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} cannot be read as an adapter's config: {error}") from error
+    if kind != "LORA":
+        raise ModelError(f"{folder} holds an adapter of kind {kind}; only LORA is known")
+    if not isinstance(base, str) or not base:
+        raise ModelError(f"{path} does not name its model: set base_model_name_or_path in it")
+    return base
+
+
+def _attach(model: Any, folder: pathlib.Path, *, trainable: bool) -> Any:
+    from peft import PeftModel
+
+    if not (folder / WEIGHTS).is_file():
+        raise ModelError(f"{folder} has no {WEIGHTS}: other formats are not read")
+    device = str(next(model.parameters()).device)
+    try:
+        return PeftModel.from_pretrained(
+            model, folder, is_trainable=trainable, autocast_adapter_dtype=False, torch_device=device
+        )
+    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"the adapter in {folder} does not fit its model: {reason}") from error
+
+
+def _in_precision(adapter: Adapter, dtype: torch.dtype) -> Adapter:
+    """On a quantised model PEFT makes fp32 adapters; ours have the precision it computes in."""
+    for weight in adapter.weights().values():
+        weight.data = weight.data.to(dtype)
+    return adapter
+
+
+def _linear(model: Any) -> list[str]:
+    modules = model.named_modules()
+    return sorted({n.rpartition(".")[2] for n, m in modules if isinstance(m, nn.Linear)})

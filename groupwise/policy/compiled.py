@@ -1,0 +1,59 @@
+"""Decoder layers run by torch.compile: one code for all of them, compiled once.
+
+Norms, rotations and gates are many small steps, each of which reads and writes whole activations.
+Compiled they are a few, forward and backward, and less is kept in between. All layers of a model
+have the same code, so compiling one serves all: seconds, where the whole model would take minutes.
+A layer that the compiler refuses is run as it is.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+log = logging.getLogger("groupwise")
+
+_refused: set[type[nn.Module]] = set()
+
+
+@contextmanager
+def compiled_layers(model: Any, on: bool) -> Iterator[None]:
+    """While this is open, the model's layers are compiled ones (if `on`); backward included."""
+    layers = (decoder_layers(model) or []) if on else []
+    for layer in layers:
+        layer.forward = partial(_run, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
+    """The one list of modules that has as many entries as the model has layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    return list(lists[0]) if len(lists) == 1 else None
+
+
+def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    kind = type(layer)
+    if kind not in _refused:
+        try:
+            return _compiled(kind)(layer, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler can fail in any way; the plain layer always works
+            log.warning("training without torch.compile: %s", str(error).split("\n")[0])
+            _refused.add(kind)
+    return kind.forward(layer, *args, **kwargs)
+
+
+@cache
+def _compiled(kind: type[nn.Module]) -> Any:
+    """For any number of rows and tokens: batches differ in both at every step."""
+    return torch.compile(kind.forward, dynamic=True)

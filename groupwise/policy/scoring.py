@@ -1,0 +1,45 @@
+"""Log-probs of sampled groups under a policy: a reference's, or the policy's own before an update.
+
+In process and in a reference server this is the same code on the same micro-batches, so that both
+give the same numbers.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from groupwise.batch import microbatches, to_device
+from groupwise.policy.compiled import compiled_layers
+from groupwise.policy.forward import answer_logps
+from groupwise.policy.load import Policy
+from groupwise.policy.pieces import attending_rows
+from groupwise.types import Group
+
+Scored = dict[tuple[int, int], tuple[list[float], list[float]]]
+"""(group, answer) -> the log-probs and entropies of that answer's tokens."""
+
+
+@torch.no_grad()
+def score_groups(
+    policy: Policy,
+    groups: Sequence[Group],
+    temperature: float,
+    tokens_at_once: int,
+    *,
+    layout: str | None = None,
+    compiled: bool = False,
+) -> Scored:
+    """Every answer's log-probs and entropies. `layout`: another than the policy's own."""
+    scored: Scored = {}
+    pieces = microbatches(
+        groups, layout=layout or policy.layout, budget=tokens_at_once, pad_id=policy.pad_id
+    )
+    for piece in pieces:
+        rows = to_device(piece, policy.device).rows
+        with attending_rows(policy.model, rows), compiled_layers(policy.model, compiled):
+            logps, entropies = answer_logps(policy, rows, temperature, compiled=compiled)
+        lines = zip(piece.members, logps.tolist(), entropies.tolist(), strict=True)
+        for (group, answer), logp, entropy in lines:
+            length = len(groups[group].completions[answer].tokens)
+            scored[group, answer] = (logp[:length], entropy[:length])
+    return scored

@@ -1,0 +1,50 @@
+"""Linear layers of a decode step on a CPU, computed column by column.
+
+A linear layer multiplies a few rows by the transpose of its weight. Matrix libraries are up to 2.5
+times slower at that than at the same product the other way round, weight times the transposed rows,
+which reads the weight in the order in which it lies in memory. So while answers are sampled, plain
+linear layers compute it that way. It needs no copy of the weights, so tied ones take part.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+FEW, MANY = 4, 64
+"""Rows from which on it pays, and up to which."""
+
+
+@contextmanager
+def by_columns(model: Any) -> Iterator[None]:
+    """While this is open; only on a CPU, and only for linear layers that are nothing more."""
+    linears = [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear
+        and module.weight.device.type == "cpu"
+        and "forward" not in vars(module)
+    ]
+    for linear in linears:
+        vars(linear)["forward"] = partial(_product, linear)
+    try:
+        yield
+    finally:
+        for linear in linears:
+            del linear.forward
+
+
+def _product(linear: nn.Linear, x: Tensor) -> Tensor:
+    rows = x.numel() // x.shape[-1]
+    if not FEW <= rows <= MANY:
+        return F.linear(x, linear.weight, linear.bias)
+    columns = x.reshape(rows, -1).t().contiguous()
+    if linear.bias is None:
+        product = linear.weight @ columns
+    else:
+        product = torch.addmm(linear.bias[:, None], linear.weight, columns)
+    return product.t().unflatten(0, x.shape[:-1])

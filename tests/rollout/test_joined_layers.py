@@ -1,0 +1,43 @@
+"""Linear layers computed together: the same numbers, and parameters that stay what they were."""
+
+import pytest
+import torch
+from torch import nn
+
+from groupwise.policy.compiled import decoder_layers
+from groupwise.rollout.native.layers import join_projections
+from small_models import FAMILIES, random_model
+
+TOKENS = torch.tensor([[5, 6, 7, 8]])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_joining_changes_no_logits_and_no_parameters(family: str, tmp_path) -> None:
+    model = random_model(family)
+    layers = decoder_layers(model)
+    assert layers is not None and len(layers) == model.config.num_hidden_layers
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    expected = model(TOKENS).logits
+    joined = [place for layer in layers for place in join_projections(layer)]
+    assert dict(model.named_parameters()).keys() == before.keys()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    plain = [getattr(parent, name) for parent, name, _ in joined]
+    for parent, name, new in joined:
+        setattr(parent, name, new)
+    assert torch.allclose(model(TOKENS).logits, expected, atol=1e-5)
+    for (parent, name, _), linear in zip(joined, plain, strict=True):
+        setattr(parent, name, linear)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert all(torch.equal(p, before[name]) for name, p in again.named_parameters())
+
+
+def test_an_update_of_a_parameter_reaches_the_joint_product() -> None:
+    model = random_model("qwen2")
+    layer = model.model.layers[0]
+    (first, *_) = join_projections(layer)
+    own = layer.self_attn.q_proj.weight
+    with torch.no_grad():
+        own.add_(1.0)
+    joint = first[2].weight
+    assert isinstance(joint, nn.Parameter) and torch.equal(joint[: len(own)], own)

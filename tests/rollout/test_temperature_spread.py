@@ -1,0 +1,90 @@
+"""A group's answers at spread temperatures: each is drawn and scored at its own."""
+
+import pathlib
+
+import pytest
+import torch
+
+from groupwise.errors import ConfigError
+from groupwise.objective.logprobs import token_logps
+from groupwise.rollout.collect import sample_groups
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.rollout.sampling import spread_temperatures
+from groupwise.rollout.transformers import TransformersEngine
+from groupwise.train.api import train
+from groupwise.train.step import annotate
+from groupwise.types import Problem, Sampling, group_from_json, to_json
+from runs import read_metrics, read_rollouts, small_config
+from small_models import random_policy
+
+PROMPTED = [(Problem(f"p{i}", "?"), tuple(range(3, 7 + i))) for i in range(3)]
+
+
+def test_temperatures_are_spread_evenly_from_the_lower_one() -> None:
+    assert spread_temperatures(4, 0.7, 1.3) == (0.7, 0.9, 1.1, 1.3)
+    assert spread_temperatures(2, 0.5, 2.0) == (0.5, 2.0)
+    assert spread_temperatures(1, 0.5, 2.0) == (0.5,)
+    assert spread_temperatures(3, 1.0, 1.0) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("layout", ["shared_prefix", "padded"])
+def test_the_trainer_scores_each_answer_at_the_temperature_it_was_drawn_at(layout: str) -> None:
+    policy = random_policy("llama", layout=layout)
+    answers = {}
+    for engine in (NativeEngine(policy, 8), TransformersEngine(policy, 8)):
+        groups = sample_groups(
+            PROMPTED, engine, policy, Sampling(max_tokens=9), group_size=4, seed=1, step=0,
+            temperatures=(0.5, 2.0),
+        )  # fmt: skip
+        assert [c.temperature for c in groups[0].completions] == [0.5, 1.0, 1.5, 2.0]
+        answers[type(engine)] = [[c.tokens for c in group.completions] for group in groups]
+        config = small_config("batch.epochs=2")  # two epochs need the old log-probs
+        for group in annotate(groups, policy, None, config):
+            for completion in group.completions:
+                assert completion.old_logps == pytest.approx(completion.logps, abs=2e-4)
+        assert group_from_json(to_json(groups[0])) == groups[0]
+    assert answers[NativeEngine] == answers[TransformersEngine]
+
+
+def test_the_middle_answer_is_the_one_that_a_single_temperature_gives() -> None:
+    policy = random_policy("llama")
+    engine = NativeEngine(policy, 8)
+    settings = {"group_size": 3, "seed": 1, "step": 0}
+    plain = sample_groups(PROMPTED, engine, policy, Sampling(max_tokens=9), **settings)
+    spread = sample_groups(
+        PROMPTED, engine, policy, Sampling(max_tokens=9), **settings, temperatures=(0.5, 1.5)
+    )
+    for a, b in zip(plain, spread, strict=True):
+        assert a.completions[1].tokens == b.completions[1].tokens
+        assert a.completions[1].temperature is None and b.completions[1].temperature == 1.0
+
+
+def test_a_temperature_for_each_token_is_the_same_in_any_chunks() -> None:
+    torch.manual_seed(0)
+    hidden, head = torch.randn(7, 5), torch.nn.Linear(5, 11)
+    targets, heat = torch.arange(7), torch.tensor([0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 0.1])
+    logps, entropies = token_logps(hidden, head, targets, heat, vocab=11, entropy=True)
+    for k in range(7):
+        one, entropy = token_logps(
+            hidden[k : k + 1], head, targets[k : k + 1], heat[k].item(), vocab=11, entropy=True
+        )
+        assert entropies is not None and entropy is not None
+        assert logps[k].item() == pytest.approx(one.item(), abs=1e-5)
+        assert entropies[k].item() == pytest.approx(entropy.item(), abs=1e-5)
+    chunked, _ = token_logps(hidden, head, targets, heat, vocab=11, chunk_logits=22)
+    assert torch.allclose(chunked, logps, atol=1e-6)
+
+
+def test_a_run_spreads_and_stores_what_it_drew_at(tmp_path: pathlib.Path) -> None:
+    spread = ("rollout.temperature_spread=[0.7, 1.3]", "algorithm.kl_weight=0.01", "eval.k=1")
+    result = train(small_config(*spread, "steps=1"), tmp_path / "run", quiet=True)
+    stored = read_rollouts(result.folder / "rollouts" / "step-000001.jsonl.gz")
+    for group in stored:
+        assert [c["temperature"] for c in group["completions"]] == [0.7, 0.9, 1.1, 1.3]
+    (line,) = read_metrics(result.folder)
+    assert abs(line["kl"]) < 1e-6  # the policy is still the reference, at any temperature
+
+
+def test_a_spread_must_go_upward() -> None:
+    with pytest.raises(ConfigError, match=r"lowest, highest"):
+        small_config("rollout.temperature_spread=[1.3, 0.7]")
