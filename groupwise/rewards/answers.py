@@ -6,6 +6,7 @@ one might not expect:
 - 50% equals 50 and also 0.5 (datasets write all three), though 50 does not equal 0.5.
 - Units and words around a number are ignored unless both sides have one and they contradict.
 - If the truth is a number, the answer must be a number too: `23+48` is not an answer to itself.
+- Dates, times and ratios are compared as text: 4:6 is not 2:3, and 2024-05-17 subtracts nothing.
 - What is neither number nor equal text goes to math-verify, if it looks like mathematics and is
   harmless: short, no towers of powers, nothing that would be expanded for minutes.
 
@@ -19,7 +20,13 @@ from functools import cache
 from typing import Any
 
 from groupwise.rewards.notation import LIMIT, plain
-from groupwise.rewards.quantities import extract_number, last_number, read_quantity, same_quantity
+from groupwise.rewards.quantities import (
+    extract_number,
+    is_date,
+    last_number,
+    read_quantity,
+    same_quantity,
+)
 from groupwise.rewards.tags import tag_content
 
 __all__ = [
@@ -44,6 +51,7 @@ _CHOICE = re.compile(
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
+_RATIO = re.compile(r"[0-9] ?: ?[0-9]")
 _ROOT = re.compile(r"√ ?\(?([0-9]+|[a-z])\)?")
 _MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]")
 _DANGEROUS = re.compile(
@@ -159,6 +167,8 @@ def _same_mathematics(given: str, truth: str) -> bool:
     given, truth = _formula(given), _formula(truth)
     for text in (given, truth):
         if not _MATHEMATICAL.search(text) or not _harmless(text):
+            return False
+        if _RATIO.search(text) or is_date(text):
             return False
     # Its time limits are signals, which only the main thread gets. Elsewhere, who calls has one.
     in_main = threading.current_thread() is threading.main_thread()

@@ -5,6 +5,10 @@ Two kinds of function are rewards, told apart by the names of their parameters:
     def f(prompts, completions, **columns) -> list[float | None]  # TRL's: all answers at once
     def f(completion, answer) -> float | bool | None  # ours: one answer; names what it wants
 
+The first may name `group_ids` too: a number for each answer that those to one problem, sampled side
+by side, share. And it may yield its scores instead of returning them: each step then has the time
+limit that otherwise the whole call has.
+
 Nothing here imports torch: the worker process that runs rewards must start in a blink.
 """
 
@@ -49,9 +53,14 @@ class Signature:
     asynchronous: bool
 
     @property
-    def given(self) -> tuple[str, str]:
-        """The two arguments that are no columns."""
-        return ("prompts", "completions") if self.batch else ("prompt", "completion")
+    def given(self) -> tuple[str, ...]:
+        """The arguments that are no columns."""
+        return _given(self.batch)
+
+    @property
+    def names_groups(self) -> bool:
+        """Only a function that names `group_ids` gets it: to others it would be a column."""
+        return self.batch and "group_ids" in self.optional
 
     def accepts(self, name: str) -> bool:
         return self.takes_any or name in self.required or name in self.optional
@@ -75,7 +84,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
             f"{name}({', '.join(names)}) has neither a parameter `completion` (one answer) "
             "nor `completions` (all of them, as in TRL): name one of them so"
         )
-    given = ("prompts", "completions") if batch else ("prompt", "completion")
+    given = _given(batch)
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     positional = [p.name for p in named if p.kind is p.POSITIONAL_ONLY]
     if positional:
@@ -90,6 +99,10 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         asynchronous=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
     )
+
+
+def _given(batch: bool) -> tuple[str, ...]:
+    return ("prompts", "completions", "group_ids") if batch else ("prompt", "completion")
 
 
 def check_arguments(reward: Reward, signature: Signature, columns: Iterable[str]) -> None:

@@ -9,8 +9,8 @@ import inspect
 import math
 import mmap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,15 @@ _NOTHING_TO_SAY = math.nan
 
 @dataclass(frozen=True)
 class Answers:
-    """A batch, as three columns of equal length. Conversations are lists of messages, as in TRL."""
+    """A batch, as columns of equal length. Conversations are lists of messages, as in TRL.
+
+    Answers with the same number in `groups` answer one problem side by side.
+    """
 
     prompts: list[Any]
     columns: list[dict[str, Any]]
     completions: list[str]
+    groups: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,19 +151,23 @@ async def _side_by_side(
 def _whole_batch(
     reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed
 ) -> None:
+    """A function that yields its scores has the time limit for each step, not for all of them."""
     try:
-        returned = reward.function(**_batch_arguments(reward, answers, call.picked))
-        values = _as_list(_settled(returned), len(call.picked))
+        returned = _settled(reward.function(**_batch_arguments(reward, answers, call.picked)))
+        count = len(call.picked)
+        steps = inspect.isgenerator(returned)
+        values = _yielded(returned, count) if steps else _as_list(returned, count)
+        for slot, value in enumerate(values):
+            try:
+                score = as_score(value)
+            except NotAScore as error:
+                failed(slot, _what_happened(error, reward.function))
+                if call.stop_at_failure:
+                    return
+            else:
+                board.write(slot, score)
     except BaseException as error:
         failed(0 if len(call.picked) == 1 else None, _what_happened(error, reward.function))
-        return
-    for slot, value in enumerate(values):
-        try:
-            board.write(slot, as_score(value))
-        except BaseException as error:
-            failed(slot, _what_happened(error, reward.function))
-            if call.stop_at_failure:
-                return
 
 
 def _arguments(reward: Loaded, answers: Answers, index: int) -> dict[str, Any]:
@@ -184,6 +192,8 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
     texts = [answers.completions[index] for index in picked]
     if accepts("prompts"):
         arguments["prompts"] = prompts
+    if reward.signature.names_groups:
+        arguments["group_ids"] = [answers.groups[index] for index in picked]
     arguments["completions"] = [
         text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
         for prompt, text in zip(prompts, texts, strict=True)
@@ -218,6 +228,17 @@ def _as_list(returned: Any, count: int) -> list[Any]:
         answers = "1 completion" if count == 1 else f"{count} completions"
         raise NotAScore(f"returned {len(values)} scores for {answers}")
     return values
+
+
+def _yielded(scores: Iterator[Any], count: int) -> Iterator[Any]:
+    given = 0
+    for given, score in enumerate(scores, start=1):
+        if given > count:
+            break
+        yield score
+    if given != count:
+        more = "more than " if given > count else ""
+        raise NotAScore(f"yielded {more}{min(given, count)} scores for {count} completions")
 
 
 def _settled(returned: Any) -> Any:

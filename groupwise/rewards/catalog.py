@@ -1,6 +1,7 @@
 """Rewards by name: the built-in ones, and how a name in a recipe becomes a function.
 
-`correct` and `format` are not in the dict below: they are the task's own judges.
+`correct` and `format` are not in the dict below: they are the task's own judges. Nor is
+`model:FOLDER`, a reward model: groupwise.load makes a reward of it.
 """
 
 import difflib
@@ -59,7 +60,7 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
         raise RewardError(
             f"there is no reward {name!r}{_nearest(name, known)}. "
             f"Built in are: {', '.join(known)}. "
-            "Your own is file.py:function or package.module:function"
+            "Your own is file.py:function or package.module:function; a reward model, model:FOLDER"
         )
     if not place or not function.isidentifier():
         raise RewardError(f"reward {name!r} must be file.py:function or package.module:function")

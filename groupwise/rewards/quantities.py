@@ -1,8 +1,9 @@
 """Numbers as people write them: `-1,234.50`, `3/4`, `2 1/2`, `1.2e3`, `$5 million`, `50%`, `12 km`.
 
 Values are exact fractions. A text counts as a quantity when it holds one number and around it only
-words, a unit, a currency or `x =`; `3 or 4`, `2 + 3` and `5x` are not quantities. The words are
-ignored; units only count when two that we know contradict each other (5 km is not 5 miles).
+words, a unit, a currency or `x =`; `3 or 4`, `2 + 3`, `5x` and `July 4` are not quantities. The
+words are ignored, but for `minus` and `negative`; units only count when two that we know contradict
+each other (5 km is not 5 miles).
 """
 
 import re
@@ -91,7 +92,7 @@ _UNITS: dict[str, tuple[str, Fraction]] = {
         },
         "dollar": {"$ dollar dollars usd": 1, "cent cents ¢": "1/100"},
         "euro": {"€ euro euros eur": 1},
-        "sterling": {"£ gbp": 1},
+        "sterling": {"£ gbp sterling": 1},
         "yen": {"¥ yen jpy": 1},
         "rupee": {"₹ rupee rupees inr": 1},
         "morning": {"am": 1},
@@ -114,6 +115,15 @@ _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/°%?-]*")
 _CLOCK = re.compile(r"\b([ap])\. ?m\.")
 _DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _RATE = re.compile(r"/| per ")
+_NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
+_MONTHS = (
+    "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
+    "|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
+)
+_DATE = re.compile(
+    rf"\b(?:{_MONTHS})\.? [0-9]|\b[0-9]{{1,2}}(?:st|nd|rd|th)? (?:of )?(?:{_MONTHS})\b"
+    r"|\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b"
+)
 _NO_PREFIX = {"not", "sin", "cos", "tan", "log", "ln", "sqrt", "exp", "mod", "and", "or"}
 
 _UP_TO_NINETEEN = """
@@ -123,6 +133,10 @@ _UP_TO_NINETEEN = """
 _TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
 _WORDS = {word: 10 * tens for tens, word in enumerate(_TENS.split(), 1)}
 _WORDS |= {word: value for value, word in enumerate(_UP_TO_NINETEEN.split())}
+_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth"
+_DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
+_DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
+_DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}
 
 
 @dataclass(frozen=True)
@@ -151,8 +165,11 @@ def read_quantity(text: str) -> Quantity | None:
     if _BARE.fullmatch(text):
         return Quantity(Fraction(text))
     text = plain(text)
+    if is_date(text):
+        return None
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
+    text = _NEGATED.sub(r"-\1", text)
     right = _right_side(_CLOCK.sub(r"\1m", " ".join(text.split())))
     if right is None:
         return None
@@ -164,6 +181,11 @@ def read_quantity(text: str) -> Quantity | None:
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
+
+
+def is_date(text: str) -> bool:
+    """Whether a day is named: its numbers are then no quantities. Capital letters tell May."""
+    return _DATE.search(text.title() if text.islower() and "may" not in text else text) is not None
 
 
 def last_number(text: str) -> str | None:
@@ -223,6 +245,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
         value *= _SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
+    measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)
 
@@ -247,9 +270,13 @@ def _prefix(before: str) -> _Prefix | None:
             sign = last  # "is -5" has a sign; "x - 5" and "x-5" subtract
         else:
             return None
-    if not _WORDS_BEFORE.fullmatch(rest) or rest.rstrip().endswith("-"):
+    if not _WORDS_BEFORE.fullmatch(rest) or re.search(r"- ?\(?$", rest):
         return None
     words = re.findall(r"[A-Za-z]+(?:'[A-Za-z]+)?", rest)
+    if words and words[-1].lower() in ("minus", "negative"):
+        if sign is not None or (words[-1].lower() == "minus" and len(words) > 1):
+            return None  # "ten minus 5" subtracts
+        sign = "-"
     if any(w.lower() in _NO_PREFIX or (len(w) == 1 and w not in "aAI") for w in words):
         return None
     return _Prefix(-1 if sign == "-" else 1, currency)
@@ -284,12 +311,14 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _in_words(text: str) -> Quantity | None:
-    """`twenty-one`, `five apples`, `two thousand`: up to ninety-nine of something."""
+    """`twenty-one`, `five apples`, `two thousand`, `two thirds`: up to ninety-nine of something."""
     words = re.split(r"[ -]", text.lower().rstrip(".!"))[:5]
     if not words or words[0] not in _WORDS or len(words) > 3:
         return None
-    value, rest = _WORDS[words[0]], words[1:]
-    if rest and value >= 20 and 0 < _WORDS.get(rest[0], 0) < 10:
+    value, rest = Fraction(_WORDS[words[0]]), words[1:]
+    if rest and rest[0] in _DENOMINATORS:
+        value, rest = value / _DENOMINATORS[rest[0]], rest[1:]
+    elif rest and value >= 20 and 0 < _WORDS.get(rest[0], 0) < 10:
         value, rest = value + _WORDS[rest[0]], rest[1:]
     if rest and rest[0] in _SCALES:
         value, rest = value * _SCALES[rest[0]], rest[1:]
@@ -297,4 +326,4 @@ def _in_words(text: str) -> Quantity | None:
         return None
     if rest and (rest[0] in _WORDS or rest[0] in _SCALES or rest[0] in ("and", "or")):
         return None
-    return Quantity(Fraction(value), unit=rest[0] if rest and rest[0] in _UNITS else None)
+    return Quantity(value, unit=rest[0] if rest and rest[0] in _UNITS else None)

@@ -22,7 +22,7 @@ from groupwise.types import Problem
 
 logger = logging.getLogger("groupwise")
 
-NOT_COLUMNS = ("prompt", "prompts", "completion", "completions")
+NOT_COLUMNS = ("prompt", "prompts", "completion", "completions", "group_ids")
 
 
 class Scorer:
@@ -74,7 +74,10 @@ class Scorer:
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str]
     ) -> dict[str, list[Score]]:
-        """By reward, the score of each answer: completions[i] answers problems[i]."""
+        """By reward, the score of each answer: completions[i] answers problems[i].
+
+        Answers to one problem that stand side by side are a group.
+        """
         assert len(problems) == len(completions), (len(problems), len(completions))
         columns = {name for p in problems for name in p.columns} - set(NOT_COLUMNS)
         if not completions:
@@ -254,4 +257,8 @@ def _answers(problems: Sequence[Problem], completions: Sequence[str], wanted: se
                 {name: v for name, v in problem.columns.items() if name in wanted},
             )
     lines = [plain[id(problem)] for problem in problems]
-    return Answers([prompt for prompt, _ in lines], [c for _, c in lines], list(completions))
+    groups: list[int] = []
+    for before, problem in zip((None, *problems), problems, strict=False):
+        same = before is not None and before.id == problem.id
+        groups.append(groups[-1] + (not same) if groups else 0)
+    return Answers([p for p, _ in lines], [c for _, c in lines], list(completions), groups)

@@ -1,0 +1,42 @@
+"""Over a thousand answers, judged by a person one by one: the checker must agree with 99 %.
+
+answer_strings.jsonl was written by hand, not made from what the checker says. A line has the truth
+(`answer`), either a whole `completion` or the answer taken out of one (`given`), and the verdict.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from groupwise.rewards.answers import correct, same_answer
+
+LINES: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "answer_strings.jsonl").read_text("utf-8").splitlines()
+]
+
+
+def verdict(line: dict[str, Any]) -> bool:
+    if "given" in line:
+        return same_answer(line["given"], line["answer"])
+    return correct(line["completion"], line["answer"])
+
+
+def test_the_strings_are_many_different_and_of_both_kinds() -> None:
+    assert len(LINES) >= 1000
+    assert len({json.dumps(line, sort_keys=True) for line in LINES}) == len(LINES)
+    share = sum(line["equal"] for line in LINES) / len(LINES)
+    assert 0.4 < share < 0.6
+
+
+def test_the_checker_agrees_with_a_person_and_is_quick() -> None:
+    wrong, slowest = [], 0.0
+    verdict({"given": "x+1", "answer": "1+x"})  # imports what the first formula needs
+    for line in LINES:
+        start = time.process_time()
+        if verdict(line) != line["equal"]:
+            wrong.append(line)
+        slowest = max(slowest, time.process_time() - start)
+    assert len(wrong) <= 0.01 * len(LINES), wrong
+    assert slowest < 3.0
