@@ -1,5 +1,7 @@
 """groupwise recipes and groupwise check: which recipes there are, and what one will do."""
 
+from typing import Annotated
+
 import typer
 
 from groupwise.cli.app import Words, app, split
@@ -15,12 +17,20 @@ def recipes() -> None:
 
 
 @app.command()
-def check(words: Words = None) -> None:
-    """Read a recipe and say what it will do, without training.
+def check(
+    words: Words = None,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Say what the recipe says; try nothing.")
+    ] = False,
+) -> None:
+    """What a recipe will do: reads it, tries it on a few problems, and says what to mend.
 
     groupwise check demo batch.prompts=32
-    """
-    from groupwise.check import print_check
 
+    groupwise check demo --dry
+    """
     name, overrides = split(words)
-    print_check(name or DEFAULT, load_recipe(name, overrides))
+    config = load_recipe(name, overrides)
+    from groupwise.check.show import print_check
+
+    print_check(name or DEFAULT, config, dry=dry)

@@ -13,7 +13,9 @@ def model_card(config: Config, summary: Mapping[str, Any]) -> str:
     names = [n for n in after if n in before and n != "problems" and "/" not in n]
     rows = "\n".join(f"| {name} | {before[name]:.4g} | {after[name]:.4g} |" for name in names)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
-    header = {"library_name": "transformers", "tags": ["grpo", "groupwise"]}
+    library = "transformers" if config.adapter is None else "peft"
+    loader = "AutoModelForCausalLM" if config.adapter is None else "AutoPeftModelForCausalLM"
+    header = {"library_name": library, "tags": ["grpo", "groupwise"]}
     if "/" in config.model:
         header["base_model"] = config.model
     return f"""---
@@ -32,9 +34,10 @@ On {after["problems"]:.0f} held-out problems:
 {rows}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from {library} import {loader}
+from transformers import AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+model = {loader}.from_pretrained("path/to/this/folder")
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ```
 

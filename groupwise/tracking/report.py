@@ -1,11 +1,13 @@
-"""The end of a run: model before against after, and the reward curve in terminal and PNG."""
+"""The end of a run in the terminal: before against after, what stands out, the reward curve."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from groupwise.diagnose import Finding
 from groupwise.tracking.console import console
+from groupwise.tracking.findings import in_words
 
 _ROWS = {
     "accuracy": ("accuracy (greedy)", "{:.1%}"),
@@ -23,17 +25,36 @@ def before_after_table(
     table = Table(title=title)
     for name in ("", "before", "after", "change"):
         table.add_column(name, justify="left" if not name else "right")
+    for row in before_after_rows(before, after):
+        table.add_row(*row)
+    return table
+
+
+def before_after_rows(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> list[tuple[str, str, str, str]]:
+    """What both evaluations measured: (what, before, after, change)."""
     rows = dict(_ROWS)
     for key in after:
         if "@" in key:
             rows[key] = (key, "{:.1%}")
         elif key.startswith("rewards/"):
             rows[key] = (key.replace("rewards/", "reward: "), "{:.3f}")
+    table = []
     for key, (label, form) in rows.items():
         if key in after and key in before:
             change = form.replace("{:", "{:+").format(after[key] - before[key])
-            table.add_row(label, form.format(before[key]), form.format(after[key]), change)
+            table.append((label, form.format(before[key]), form.format(after[key]), change))
     return table
+
+
+def save_before_after(
+    before: Mapping[str, float], after: Mapping[str, float], path: pathlib.Path
+) -> None:
+    """The table in Markdown, to paste."""
+    head = f"| {after['problems']:.0f} held-out problems | before | after | change |"
+    rows = [f"| {' | '.join(row)} |" for row in before_after_rows(before, after)]
+    path.write_text("\n".join([head, "|---|---:|---:|---:|", *rows]) + "\n", encoding="utf-8")
 
 
 def metrics_table(metrics: Mapping[str, float], title: str) -> Table:
@@ -42,6 +63,14 @@ def metrics_table(metrics: Mapping[str, float], title: str) -> Table:
         label, form = _ROWS.get(key, (key, "{:.1%}" if "@" in key else "{:.4g}"))
         table.add_row(label, form.format(value))
     return table
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    colours = {"error": "red", "warning": "yellow", "info": "cyan"}
+    for finding in findings:
+        console.print(
+            in_words(finding), style=colours[finding.severity], markup=False, highlight=False
+        )
 
 
 def print_curve(rewards: Sequence[float]) -> None:

@@ -1,7 +1,8 @@
 """A run folder: the whole truth about a run, and the only thing that viewers read.
 
-config.yaml  metrics.jsonl  rollouts/step-000001.jsonl.gz  checkpoints/  best/  model/
-events/  reward.png  summary.json
+config.yaml  metrics.jsonl  findings.jsonl  rollouts/step-000001.jsonl.gz  rollouts/index.jsonl
+eval/before.jsonl  eval/after.jsonl  eval/before_after.md
+checkpoints/  best/  model/  events/  reward.png  report.html  summary.json
 """
 
 import fcntl
@@ -18,9 +19,16 @@ from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.types import Group, to_json
 
 # What may change between two starts of the same run without changing what was computed so far.
-FREE = ("checkpoint", "tracking", "engine.max_batch")
+FREE = (
+    "checkpoint",
+    "tracking",
+    "engine.max_batch",
+    *(f"reference.{name}" for name in ("urls", "token_env", "timeout")),
+)
 # What a run that failed at the start may have left.
-OWN = (".lock", "config.yaml", "metrics.jsonl", "events")
+OWN = (".lock", "config.yaml", "metrics.jsonl", "findings.jsonl", "events", "eval")
+# Which problems each stored step holds, with the lowest, mean and highest reward of their answers.
+INDEX = "rollouts/index.jsonl"
 
 
 class RunFolder:
@@ -52,10 +60,7 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None while there is training left to do."""
-        try:
-            return json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError):
-            return None
+        return read_summary(self.path)
 
     def _claim(self) -> None:
         """Take an empty folder, or one that the same config made; refuse any other.
@@ -79,11 +84,14 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Drop what was logged after `step`, where the run goes on from."""
-        kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        aside = self.path / "metrics.jsonl.new"
-        aside.write_text(text)
-        os.replace(aside, self.path / "metrics.jsonl")
+        logs = ["metrics.jsonl", "findings.jsonl"]
+        if (self.path / INDEX).exists():
+            logs.append(INDEX)
+        for name in logs:
+            kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
+            aside = self.path / f"{name}.new"
+            aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            os.replace(aside, self.path / name)
         for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
             if int(path.name[5:11]) > step:
                 path.unlink()
@@ -103,6 +111,17 @@ class RunFolder:
         aside = path.with_suffix(".new")
         aside.write_bytes(gzip.compress(lines.encode(), compresslevel=6, mtime=0))
         os.replace(aside, path)
+        with (self.path / INDEX).open("a") as file:
+            file.write(json.dumps(_index_line(step, groups)) + "\n")
+
+    def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None:
+        """What each held-out problem came to, `before` or `after` training, one a line."""
+        folder = self.path / "eval"
+        folder.mkdir(exist_ok=True)
+        aside = folder / f"{moment}.jsonl.new"
+        lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in problems)
+        aside.write_text("".join(lines), encoding="utf-8")
+        os.replace(aside, folder / f"{moment}.jsonl")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         aside = self.path / "summary.json.new"
@@ -110,10 +129,31 @@ class RunFolder:
         os.replace(aside, self.path / "summary.json")
 
 
-def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The steps logged so far; a last line torn by a crash is left out."""
+def _index_line(step: int, groups: Sequence[Group]) -> dict[str, Any]:
+    rows: list[list[Any]] = []
+    for group in groups:
+        known = [reward for reward in group.rewards if reward is not None]
+        numbers = [min(known), sum(known) / len(known), max(known)] if known else [None] * 3
+        rows.append([group.problem.id, *numbers])
+    return {"step": step, "groups": rows}
+
+
+def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
     try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        return json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The steps logged so far."""
+    return read_lines(folder / "metrics.jsonl")
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """A file of JSON Lines, none if it is not there; a last line torn by a crash is left out."""
+    try:
+        lines = path.read_text().splitlines()
     except FileNotFoundError:
         return []
     steps = []
@@ -133,7 +173,7 @@ def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Settings in which two runs differ and that would change what was already computed."""
-    before, after = _leaves(old.model_dump(mode="json")), _leaves(new.model_dump(mode="json"))
+    before, after = leaves(old.model_dump(mode="json")), leaves(new.model_dump(mode="json"))
     free = FREE + (("steps",) if new.optimizer.schedule == "constant" else ())
     return [
         f"{name} was {before.get(name)!r} and is now {after.get(name)!r}"
@@ -143,11 +183,12 @@ def differences(old: Config, new: Config) -> list[str]:
     ]
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"batch": {"prompts": 4}} as {"batch.prompts": 4}"""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
+            found |= leaves(value, f"{prefix}{key}.")
         else:
-            leaves[prefix + key] = value
-    return leaves
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,139 @@
+"""One small step of a recipe, made in memory: real prompts, answers, scores, a real update."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from groupwise.config import Config
+from groupwise.load import Parts
+from groupwise.objective.advantages import advantages
+from groupwise.policy.footprint import footprint
+from groupwise.policy.load import Policy
+from groupwise.rollout.collect import reward_weights, sample_groups
+from groupwise.train.api import start_state
+from groupwise.train.loop import Clock, collect_step, learn
+from groupwise.train.metrics import memory_gb
+from groupwise.train.step import annotate
+from groupwise.types import Group, Sampling
+
+PROMPTS = 8
+"""Problems that a trial asks, at most."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What happened. Times are of the trial's own `groups`, by phase."""
+
+    config: Config
+    groups: Sequence[Group]
+    right: Sequence[bool] | None
+    """Whether each answer was right, in order of groups and answers (None: nobody can tell)."""
+    formatted: Sequence[bool]
+    extracted: Sequence[bool]
+    """Whether the task found a final answer in it."""
+    seconds: dict[str, float]
+    sampler_gap: float | None
+    resident_gb: float
+    """Weights, gradients, optimizer and reference: what is held all the time."""
+    peak_gb: float
+    available_gb: float
+    on_gpu: bool
+    templated: bool | None
+    """Whether a chat template renders the prompts (None: prompts are plain text)."""
+    turn_end: str | None
+    """The token that ends an answer in the template and is not among the model's own ends."""
+
+
+def make_trial(parts: Parts) -> Trial:
+    """The first step, with at most `PROMPTS` problems. The parts are of no use afterwards."""
+    config = _small(parts.config)
+    small = replace(parts, config=config)
+    state = start_state(small, None)
+    parts.engine.sync(version=0)
+    _warm_up(small)
+    clock = Clock()
+    groups = collect_step(small, state, clock).groups
+    with clock.phase("logps"):
+        groups = annotate(groups, parts.policy, state.reference, config)
+    groups = advantages(groups, config.algorithm, reward_weights(parts.scorer, config.rollout))
+    began = time.perf_counter()
+    metrics = learn(state, groups, config)
+    clock.phases["update"] = time.perf_counter() - began
+    flat = [(group.problem, c.text) for group in groups for c in group.completions]
+    verdicts = parts.judge.score([problem for problem, _ in flat], [text for _, text in flat])
+    right = verdicts.get("correct")
+    held = footprint(parts.policy.model, config.optimizer)
+    reference = held.weights if state.reference is not None else 0
+    return Trial(
+        config=parts.config,
+        groups=groups,
+        right=None if right is None else [bool(verdict) for verdict in right],
+        formatted=[bool(verdict) for verdict in verdicts["format"]],
+        extracted=[parts.task.extract(text) is not None for _, text in flat],
+        seconds=clock.phases,
+        sampler_gap=metrics.get("sampler_gap"),
+        resident_gb=(held.weights + reference + (0 if held.offloaded else held.training)) / 1e9,
+        peak_gb=memory_gb(),
+        available_gb=_available_gb(parts.policy.device),
+        on_gpu=parts.policy.device.type == "cuda",
+        templated=_templated(groups[0], parts.policy),
+        turn_end=foreign_turn_end(parts.policy),
+    )
+
+
+def _small(config: Config) -> Config:
+    prompts = min(config.batch.prompts, PROMPTS)
+    minibatches = min(config.batch.minibatches, prompts)
+    batch = config.batch.model_copy(update={"prompts": prompts, "minibatches": minibatches})
+    rollout = config.rollout.model_copy(update={"max_draws": 1.0})
+    return config.model_copy(update={"batch": batch, "rollout": rollout})
+
+
+def _warm_up(parts: Parts) -> None:
+    """First calls load kernels and start workers; that is not what a step takes."""
+    sampling = Sampling(max_tokens=4)
+    groups = sample_groups(
+        parts.problems["train"][:1], parts.engine, parts.policy, sampling,
+        group_size=2, seed=0, step="warm-up",
+    )  # fmt: skip
+    problem = groups[0].problem
+    parts.scorer.score([problem, problem], [c.text for c in groups[0].completions])
+
+
+def _templated(group: Group, policy: Policy) -> bool | None:
+    if isinstance(group.problem.prompt, str):
+        return None
+    return bool(policy.tokenizer.chat_template)
+
+
+def foreign_turn_end(policy: Policy) -> str | None:
+    """The special token that the chat template puts behind an answer, unless it ends answers.
+
+    A model that learned from such a template says that token and goes on: nothing stops it.
+    """
+    tokenizer = policy.tokenizer
+    if not tokenizer.chat_template:
+        return None
+    from jinja2 import TemplateError
+
+    mark = "the answer"
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except (TemplateError, ValueError):
+        return None
+    after = text.rpartition(mark)[2]
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    special = [token for token in ids if token in tokenizer.all_special_ids]
+    if not special or special[0] in policy.eos_ids:
+        return None
+    return tokenizer.decode([special[0]])
+
+
+def _available_gb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

@@ -1,0 +1,258 @@
+"""The step to explain: a recipe's first, or one of a run's, with the log-probs of its updates.
+
+A run is exactly resumable, so the weights before step K are those of the last checkpoint before it,
+moved by the updates in between; their answers are stored, so nothing is sampled again. Where that
+is not possible (no stored answers, too far, or `stored` is asked for), the stored log-probs stand
+in: those of the sampler, or of the policy before the step's first update.
+"""
+
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from groupwise.batch import split_evenly
+from groupwise.config import Config
+from groupwise.errors import RunFolderError
+from groupwise.explain.numbers import Moment, StepNumbers, token_numbers
+from groupwise.objective.advantages import advantages
+from groupwise.recipe import parse, read_yaml
+from groupwise.tracking.run import read_metrics, read_rollouts
+from groupwise.train.step import Scored, Seen, keep_threshold, step_denominator
+from groupwise.types import Group, group_from_json
+
+FARTHEST = 100
+"""Updates between a checkpoint and the step to explain that are still made again."""
+
+Decode = Callable[[int], str]
+"""The text of one token."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's updates in order, and where its numbers come from, in words."""
+
+    name: str
+    number: int
+    config: Config
+    moments: list[Moment]
+    decode: Decode
+    source: str
+    exact: bool
+    logged: Mapping[str, Any]
+    """The step's line in metrics.jsonl (for a recipe: what it would be)."""
+
+    @cached_property
+    def _numbers(self) -> dict[int, StepNumbers]:
+        found = {}
+        for moment in self.moments:
+            over = step_denominator(moment.groups, self.config, moment.keep_above)
+            found[id(moment)] = token_numbers(moment, self.config.algorithm, over)
+        return found
+
+    def numbers(self, moment: Moment) -> StepNumbers:
+        """Every number of one of the step's moments."""
+        return self._numbers[id(moment)]
+
+    @property
+    def updates(self) -> list[Moment]:
+        """The optimizer steps that were taken: a part without any spread takes none."""
+        return [moment for moment in self.moments if moment.scored]
+
+    @property
+    def loss(self) -> float:
+        """The mean over the step's updates, as it is logged."""
+        losses = [self.numbers(moment).loss for moment in self.updates]
+        return sum(losses) / len(losses) if losses else 0.0
+
+    @property
+    def last_pass(self) -> list[Moment]:
+        """The last update of every group: the moments of the last epoch."""
+        return self.moments[-self.config.batch.minibatches :]
+
+
+def is_run(path: str | pathlib.Path) -> bool:
+    return (pathlib.Path(path) / "config.yaml").is_file()
+
+
+def recipe_step(name: str, config: Config) -> Step:
+    """The first step of a recipe, made for real with its model."""
+    from groupwise.load import load_parts
+    from groupwise.rollout.collect import reward_weights
+    from groupwise.train.api import start_state
+    from groupwise.train.loop import Clock, collect_step, learn
+    from groupwise.train.step import annotate
+
+    with load_parts(config) as parts:
+        state = start_state(parts, None)
+        parts.engine.sync(version=0)
+        collected = collect_step(parts, state, Clock())
+        weights = reward_weights(parts.scorer, config.rollout)
+        groups = annotate(collected.groups, parts.policy, state.reference, config)
+        groups = advantages(groups, config.algorithm, weights)
+        moments: list[Moment] = []
+        metrics = learn(state, groups, config, observe=lambda seen: moments.append(_moment(seen)))
+        return Step(
+            name,
+            1,
+            config,
+            moments,
+            decoder(parts.policy.tokenizer),
+            "the first step of the recipe, made just now with its model",
+            True,
+            metrics,
+        )
+
+
+def run_step(folder: pathlib.Path, number: int | None, *, stored: bool = False) -> Step:
+    """Step `number` of a run (None: the last whose answers are stored)."""
+    config = parse(read_yaml(folder / "config.yaml"))
+    number = _check_stored(folder, number)
+    logged = next((row for row in read_metrics(folder) if row["step"] == number), {})
+    groups = stored_groups(folder, number)
+    start = None if stored else _start_before(folder, number, config)
+    if start is None:
+        return _from_stored(folder, config, number, groups, logged)
+    from groupwise.load import load_config_policy
+    from groupwise.train.api import make_state
+    from groupwise.train.loop import learn
+
+    weights = None if start.checkpoint is None else str(start.checkpoint / "model")
+    policy = load_config_policy(config, weights)
+    state = make_state(config, policy, start.checkpoint, with_reference=False)
+    while state.step < number - 1:
+        learn(state, stored_groups(folder, state.step + 1), config)
+    moments: list[Moment] = []
+    learn(state, groups, config, observe=lambda seen: moments.append(_moment(seen)))
+    place = "the initial model" if start.checkpoint is None else start.checkpoint.name
+    again = f", the {start.distance} steps after it made again" * (start.distance > 0)
+    return Step(
+        folder.name,
+        number,
+        config,
+        moments,
+        decoder(policy.tokenizer),
+        f"answers, rewards and advantages as stored; log-probs and gradient recomputed from "
+        f"{place}{again}",
+        True,
+        logged,
+    )
+
+
+@dataclass(frozen=True)
+class _Start:
+    checkpoint: pathlib.Path | None
+    distance: int
+
+
+def _start_before(folder: pathlib.Path, number: int, config: Config) -> _Start | None:
+    """Where the weights before a step can be had from, if every update since can be made again."""
+    from groupwise.train.checkpoint import find_damage
+
+    found = [p for p in (folder / "checkpoints").glob("step-??????") if int(p.name[5:]) < number]
+    whole = [path for path in sorted(found) if find_damage(path) is None]
+    checkpoint = whole[-1] if whole else None
+    begin = 0 if checkpoint is None else int(checkpoint.name[5:])
+    between = range(begin + 1, number)
+    if len(between) > FARTHEST or not all(_rollouts(folder, step).is_file() for step in between):
+        return None
+    return _Start(checkpoint, len(between))
+
+
+def _from_stored(
+    folder: pathlib.Path,
+    config: Config,
+    number: int,
+    groups: list[Group],
+    logged: Mapping[str, Any],
+) -> Step:
+    """The first update as the stored log-probs tell it; later ones are not known."""
+    first = split_evenly(groups, config.batch.minibatches)[0]
+    only = config.batch.minibatches * config.batch.epochs == 1
+    threshold = keep_threshold(groups, config.algorithm)
+    moment = Moment(
+        first,
+        stored_logps(first),
+        threshold,
+        loss=logged.get("loss") if only else None,
+        grad_norm=logged.get("grad_norm") if only else None,
+        lr=logged.get("lr"),
+    )
+    which = "" if only else " of the first update"
+    bonus = ", without the entropy bonus" if config.algorithm.uses_entropy else ""
+    return Step(
+        folder.name,
+        number,
+        config,
+        [moment],
+        _stored_decoder(folder, config),
+        f"everything as stored; log-probs{which} are the sampler's where the policy's were not "
+        f"needed, so the loss{bonus} agrees up to the sampler gap",
+        False,
+        logged,
+    )
+
+
+def stored_logps(groups: Sequence[Group]) -> Scored:
+    """Log-probs at a step's start: the policy's where they were stored, else the sampler's.
+
+    Entropies that were not stored are NaN.
+    """
+    return {
+        (g, a): (
+            list(c.old_logps or c.logps),
+            list(c.old_entropies or [math.nan] * len(c.tokens)),
+        )
+        for g, group in enumerate(groups)
+        for a, c in enumerate(group.completions)
+    }
+
+
+def stored_groups(folder: pathlib.Path, number: int) -> list[Group]:
+    return [group_from_json(group) for group in read_rollouts(_rollouts(folder, number))]
+
+
+def _rollouts(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / "rollouts" / f"step-{number:06d}.jsonl.gz"
+
+
+def _check_stored(folder: pathlib.Path, number: int | None) -> int:
+    steps = sorted(int(p.name[5:11]) for p in (folder / "rollouts").glob("step-??????.jsonl.gz"))
+    if not steps:
+        raise RunFolderError(
+            f"{folder} has no stored answers; train with tracking.rollouts=1 to explain its steps"
+        )
+    if number is None:
+        return steps[-1]
+    if number not in steps:
+        near = min(steps, key=lambda step: abs(step - number))
+        raise RunFolderError(
+            f"{folder} has no stored answers of step {number}; the nearest is --step {near} "
+            f"(there are {len(steps)} from {steps[0]} to {steps[-1]})"
+        )
+    return number
+
+
+def _moment(seen: Seen) -> Moment:
+    return Moment(**vars(seen))
+
+
+def decoder(tokenizer: Any) -> Decode:
+    return lambda token: tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _stored_decoder(folder: pathlib.Path, config: Config) -> Decode:
+    """The run's tokenizer without its model; token numbers where it cannot be had."""
+    from transformers import AutoTokenizer
+
+    from groupwise.errors import ModelError
+    from groupwise.policy.resolve import resolve_model
+
+    try:
+        saved = folder / "model"
+        source = str(saved) if saved.is_dir() else resolve_model(config.model)
+        return decoder(AutoTokenizer.from_pretrained(source))
+    except (OSError, ValueError, ModelError):
+        return lambda token: f"⟨{token}⟩"
