@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # torch first and exact: a looser request pulls gigabytes of CUDA packages onto machines without a GPU.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-slow bench lint types clean
+.PHONY: setup demo test browser test-slow bench lint types clean
 
 setup: $(VENV)/.core
 
@@ -35,7 +35,15 @@ types: $(VENV)/.dev
 test: lint types
 	$(BIN)/pytest -n 2 -m "not slow and not gpu"
 
-test-slow: $(VENV)/.dev
+# The viewer is tested in a browser: the system's, else Debian's package, else playwright's own. Without one
+# those tests are skipped, with the reason.
+browser: $(VENV)/.dev
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+		|| (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium) >/dev/null 2>&1 \
+		|| $(BIN)/playwright install chromium >/dev/null 2>&1 \
+		|| echo "no browser could be installed: the viewer's browser tests will be skipped"
+
+test-slow: $(VENV)/.dev browser
 	$(BIN)/pytest -m "slow and not gpu"
 
 bench: $(VENV)/.dev

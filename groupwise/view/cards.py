@@ -1,0 +1,114 @@
+"""A stored group as what a page shows of it: short texts, numbers, and tokens a page at a time."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from groupwise.view.stored_group import StoredAnswer, StoredGroup, Unreadable
+
+PREVIEW = 4_000
+TEXT_PAGE = 50_000
+TOKEN_PAGE = 1_000
+COLUMN_PREVIEW = 400
+
+Decoder = Callable[[Sequence[int]], list[str]]
+"""Token ids to one text for each."""
+
+
+def group_card(group: StoredGroup) -> dict[str, Any]:
+    return {
+        "index": group.index,
+        "problem": group.problem,
+        "prompt": group.prompt[:PREVIEW],
+        "prompt_chars": len(group.prompt),
+        "prefill": group.prefill[:PREVIEW],
+        "columns": {
+            str(name)[:COLUMN_PREVIEW]: str(value)[:COLUMN_PREVIEW]
+            for name, value in list(group.columns.items())[:50]
+        },
+        "has_spread": group.has_spread,
+        "answers": [_answer_card(answer) for answer in group.answers],
+    }
+
+
+def _answer_card(answer: StoredAnswer) -> dict[str, Any]:
+    return {
+        "index": answer.index,
+        "text": answer.text[:PREVIEW],
+        "chars": len(answer.text),
+        "tokens": len(answer.tokens),
+        "stop": answer.stop[:40],
+        "reward": answer.reward,
+        "advantage": answer.advantage,
+        "right": answer.right,
+        "scores": answer.scores,
+        "measures": measure_names(answer),
+    }
+
+
+def text_page(group: StoredGroup, answer: int | None, first: int) -> dict[str, Any]:
+    """The next piece of an answer's text, or of the prompt, that was too long for its card."""
+    text = group.prompt if answer is None else _answer_of(group, answer).text
+    return {"text": text[first : first + TEXT_PAGE], "first": first, "chars": len(text)}
+
+
+def token_page(group: StoredGroup, answer: int, first: int, decode: Decoder) -> dict[str, Any]:
+    """Texts and per-token numbers of one page of an answer's tokens."""
+    found = _answer_of(group, answer)
+    stop = min(first + TOKEN_PAGE, len(found.tokens))
+    # From the first token on: a character may take several tokens, also across a page's edge.
+    texts = decode(found.tokens[:stop])[first:]
+    return {
+        "answer": answer,
+        "first": first,
+        "total": len(found.tokens),
+        "ids": found.tokens[first:stop],
+        "texts": texts,
+        "measures": _measures(found, first, stop),
+    }
+
+
+def measure_names(answer: StoredAnswer) -> list[str]:
+    """What an answer's tokens can be coloured by: only what the run stored."""
+    length = len(answer.tokens)
+    stored = {
+        "logp": answer.logps,
+        "entropy": answer.old_entropies,
+        "ratio": answer.old_logps,
+        "kl": answer.ref_logps,
+    }
+    return [name for name, values in stored.items() if values and len(values) == length]
+
+
+def _measures(answer: StoredAnswer, first: int, stop: int) -> dict[str, list[float | None]]:
+    """The ratio is that of the policy before its update to the sampler; KL is the k3 estimate."""
+    page = slice(first, stop)
+    drawn, old, ref = answer.logps[page], answer.old_logps[page], answer.ref_logps[page]
+    found: dict[str, list[float | None]] = {
+        "logp": list(drawn),
+        "entropy": list(answer.old_entropies[page]),
+        "ratio": _pairwise(old, drawn, lambda ours, theirs: _exp(ours - theirs)),
+        "kl": _pairwise(ref, old or drawn, lambda ref, own: _exp(ref - own) - (ref - own) - 1),
+    }
+    return {name: found[name] for name in measure_names(answer)}
+
+
+def _pairwise(
+    ours: Sequence[float | None],
+    theirs: Sequence[float | None],
+    combine: Callable[[float, float], float],
+) -> list[float | None]:
+    return [
+        None if one is None or other is None else combine(one, other)
+        for one, other in zip(ours, theirs, strict=False)
+    ]
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def _answer_of(group: StoredGroup, answer: int) -> StoredAnswer:
+    if answer >= len(group.answers):
+        raise Unreadable(f"group {group.index} has no answer {answer}")
+    return group.answers[answer]

@@ -1,0 +1,79 @@
+"""Serve the viewer from this process until it is stopped."""
+
+import errno
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from secrets import token_urlsafe
+
+from groupwise.errors import ConfigError, MissingExtraError
+from groupwise.view.catalog import Catalog
+
+USUAL_PORT = 8642
+
+
+def serve(
+    paths: Sequence[Path], host: str, port: int | None, announce: Callable[[str], None]
+) -> None:
+    """Serve the runs; `announce` is given the address once it answers. Returns when stopped."""
+    try:
+        import uvicorn
+
+        from groupwise.view.server import Viewer, build_app
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "starlette", "view") from error
+    viewer = Viewer(Catalog(paths))
+    token = token_urlsafe(24)
+    listening = _listen(host, port)
+    number = listening.getsockname()[1]
+    # Cookies do not know ports: two viewers on one machine need two names.
+    app = build_app(viewer, token, host_names(host), f"groupwise-view-{number}")
+    # No access log: addresses hold the token.
+    config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none")
+    if not is_loopback(host):
+        print(
+            f"{host} can be reached from other machines, and what is shown travels unencrypted. "
+            "Safer: keep 127.0.0.1 and forward the port with ssh -L",
+            file=sys.stderr,
+        )
+    announce(f"http://{_address_of(host)}:{number}/?token={token}")
+    threading.Thread(target=viewer.warm, daemon=True).start()
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        return
+
+
+def host_names(host: str) -> list[str]:
+    """Names under which a browser may ask for us."""
+    own = [] if is_loopback(host) else [socket.gethostname(), socket.getfqdn()]
+    return ["localhost", host, *own]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """The port asked for; when none was, the usual one, or a free one where it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, USUAL_PORT if port is None else port), family=family)
+    except OSError as error:
+        if port is not None or error.errno != errno.EADDRINUSE:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
+    return socket.create_server((host, 0), family=family)
+
+
+def _address_of(host: str) -> str:
+    """What to write into the address: a host that means every interface is reached by its name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host

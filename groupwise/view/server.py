@@ -1,0 +1,233 @@
+"""The addresses that the page asks. Every answer is a page of a run, never a whole file."""
+
+import json
+import mimetypes
+import pathlib
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from groupwise.view import scan, settings
+from groupwise.view.cards import group_card, text_page, token_page
+from groupwise.view.catalog import Catalog
+from groupwise.view.guard import Guard
+from groupwise.view.open_run import OpenRun, to_json
+from groupwise.view.stored_group import Unreadable
+
+STATIC = pathlib.Path(__file__).parent / "static"
+PROBLEMS_PAGE = 100
+MOST_SHOWN_STEPS = 20_000
+MOST_COMPARED = 50
+MOST_ANSWERS = 64
+SHOWN_AT_FIRST = 6
+
+
+class BadRequest(Exception):
+    """An address that makes no sense; the message says what is wrong."""
+
+
+class Viewer:
+    """The state behind the addresses: which runs there are, and those that were opened."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._open: dict[str, OpenRun] = {}
+        self._tables: dict[str, tuple[int, list[dict[str, Any]]]] = {}
+
+    def open(self, id: str) -> OpenRun:
+        run = self._catalog.get(id)
+        if run is None:
+            raise Unreadable("there is no such run (any more)")
+        with self._lock:
+            return self._open.setdefault(id, OpenRun(run))
+
+    def warm(self) -> None:
+        """Read the metrics of the runs that a page shows at first, before it asks for them."""
+        runs = [self.open(run.id) for run in self._catalog.scan()]
+        for run in sorted(runs, key=lambda run: run.idle_seconds() or 0.0)[:SHOWN_AT_FIRST]:
+            run.metrics.refresh()
+
+    def runs(self, request: Request) -> Any:
+        return {"runs": [self.open(run.id).line() for run in self._catalog.scan()]}
+
+    def metrics(self, request: Request) -> Any:
+        stop = _number(request, "stop", -1)
+        return self._run(request).metrics.window(
+            start=_number(request, "start", 1),
+            stop=None if stop < 0 else stop,
+            width=_number(request, "width", 1),
+        )
+
+    def summary(self, request: Request) -> Any:
+        summary = self._run(request).summary()
+        parts = {name: summary.get(name) for name in ("before", "after")}
+        return {
+            name: {str(k): v for k, v in part.items() if isinstance(v, int | float) and v == v}
+            for name, part in parts.items()
+            if isinstance(part, dict)
+        }
+
+    def steps(self, request: Request) -> Any:
+        after = _number(request, "after", 0)
+        steps = [step for step in self._run(request).files.steps() if step > after]
+        return {"steps": steps[:MOST_SHOWN_STEPS], "more": len(steps) > MOST_SHOWN_STEPS}
+
+    def groups(self, request: Request) -> Any:
+        run, wanted = self._run(request), _wanted(request)
+        waiting = self._indexing(run, wanted)
+        first = _number(request, "first", 0)
+        return waiting or scan.step_page(run.files, _step(request), first, wanted, run.problems)
+
+    def group(self, request: Request) -> Any:
+        return group_card(self._run(request).files.group(_step(request), _group(request)))
+
+    def tokens(self, request: Request) -> Any:
+        run = self._run(request)
+        decode = run.decoder()
+        if decode is None:
+            raise Unreadable("no tokenizer of this run was found, so its tokens have no texts")
+        group = run.files.group(_step(request), _group(request))
+        answer, first = _number(request, "answer", -1), _number(request, "first", 0)
+        wanted = range(len(group.answers))[:MOST_ANSWERS] if answer < 0 else [answer]
+        return {"answers": [token_page(group, one, first, decode) for one in wanted]}
+
+    def text(self, request: Request) -> Any:
+        group = self._run(request).files.group(_step(request), _group(request))
+        answer = _number(request, "answer", -1)
+        return text_page(group, None if answer < 0 else answer, _number(request, "first", 0))
+
+    def search(self, request: Request) -> Any:
+        run, wanted = self._run(request), _wanted(request)
+        after = (_number(request, "step", 0), _number(request, "group", 0))
+        waiting = self._indexing(run, wanted)
+        return waiting or scan.search(run.files, after, wanted, run.problems)
+
+    def problems(self, request: Request) -> Any:
+        """Problems by how much their answers changed, a page at a time."""
+        run, first = self._run(request), _number(request, "first", 0)
+        coverage = run.problems.extend()
+        version, rows = self._tables.get(run.run.id, (-1, []))
+        if version != run.problems.version:
+            version, rows = run.problems.version, run.problems.table()
+            self._tables[run.run.id] = (version, rows)
+        query = request.query_params.get("q", "").lower()
+        shown = [row for row in rows if query in row["problem"].lower()] if query else rows
+        page = shown[first : first + PROBLEMS_PAGE]
+        return {**_covered(coverage), "total": len(shown), "problems": page}
+
+    def problem(self, request: Request) -> Any:
+        """Every appearance of one problem, which is named by a JSON string.
+
+        An address cannot hold every name: a lone surrogate would not survive.
+        """
+        try:
+            name = json.loads(request.query_params.get("id", ""))
+        except (ValueError, RecursionError):
+            raise BadRequest("id must be a JSON string") from None
+        run = self._run(request)
+        coverage = run.problems.extend()
+        seen = run.problems.history(str(name))
+        return {**_covered(coverage), "seen": [one._asdict() for one in seen[:MOST_SHOWN_STEPS]]}
+
+    def settings(self, request: Request) -> Any:
+        ids = request.query_params.getlist("run")[:MOST_COMPARED]
+        return {"rows": settings.table([self.open(id).settings()[0] for id in ids])}
+
+    def findings(self, request: Request) -> Any:
+        return self._run(request).findings.extend()
+
+    def _run(self, request: Request) -> OpenRun:
+        return self.open(request.path_params["run"])
+
+    def _indexing(self, run: OpenRun, wanted: scan.Wanted) -> dict[str, Any] | None:
+        """A filter that compares with earlier steps has to wait until they are all known."""
+        if wanted.filter != "new_best":
+            return None
+        coverage = run.problems.extend()
+        return _covered(coverage) if coverage.covered < coverage.steps else None
+
+
+def build_app(viewer: Viewer, token: str, names: Iterable[str], cookie: str) -> Guard:
+    """The whole application, guarded: build_app(viewer, "s3cret", ["localhost"], "view")"""
+    run, step = "/api/runs/{run}", "/api/runs/{run}/steps/{step:int}"
+    answers: dict[str, Callable[[Request], Any]] = {
+        "/api/runs": viewer.runs,
+        "/api/settings": viewer.settings,
+        f"{run}/metrics": viewer.metrics,
+        f"{run}/summary": viewer.summary,
+        f"{run}/findings": viewer.findings,
+        f"{run}/search": viewer.search,
+        f"{run}/problems": viewer.problems,
+        f"{run}/problem": viewer.problem,
+        f"{run}/steps": viewer.steps,
+        f"{step}/groups": viewer.groups,
+        f"{step}/groups/{{group:int}}": viewer.group,
+        f"{step}/groups/{{group:int}}/tokens": viewer.tokens,
+        f"{step}/groups/{{group:int}}/text": viewer.text,
+    }
+    routes = [Route(path, _answering(answer)) for path, answer in answers.items()]
+    return Guard(Starlette(routes=[*_static_routes(), *routes]), token, names, cookie)
+
+
+def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """An endpoint that starlette runs in a thread, with problems as JSON too."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            status, content = 200, answer(request)
+        except Unreadable as error:
+            status, content = 404, {"error": str(error)}
+        except BadRequest as error:
+            status, content = 400, {"error": str(error)}
+        return Response(to_json(content), status, media_type="application/json")
+
+    return endpoint
+
+
+def _static_routes() -> list[Route]:
+    """Each bundled file by name, read once: no request can name any other."""
+
+    def serving(path: pathlib.Path) -> Callable[[Request], Response]:
+        content = path.read_bytes()
+        kind = "text/javascript" if path.suffix == ".js" else mimetypes.guess_type(path.name)[0]
+        return lambda request: Response(content, media_type=kind)
+
+    files = [path for path in sorted(STATIC.iterdir()) if path.is_file()]
+    routes = [Route(f"/static/{path.name}", serving(path)) for path in files]
+    return [Route("/", serving(STATIC / "index.html")), *routes]
+
+
+def _wanted(request: Request) -> scan.Wanted:
+    wanted = scan.Wanted(
+        request.query_params.get("q", "")[:1000], request.query_params.get("filter", "")
+    )
+    if wanted.filter not in scan.FILTERS:
+        raise BadRequest(f"filter takes {', '.join(scan.FILTERS[1:])}")
+    return wanted
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise BadRequest(f"{name} must be a whole number")
+    return int(text)
+
+
+def _step(request: Request) -> int:
+    return min(request.path_params["step"], 2**53)
+
+
+def _group(request: Request) -> int:
+    return request.path_params["group"]
+
+
+def _covered(coverage: Any) -> dict[str, Any]:
+    return {"indexed": coverage.covered, "steps": coverage.steps}

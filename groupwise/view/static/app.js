@@ -1,0 +1,143 @@
+// The frame around the pages: which runs are shown, which page, the keys, and news every other second.
+
+import { ask } from "./api.js";
+import { lineColour } from "./chart.js";
+import { announce, el } from "./dom.js";
+import { findings } from "./findings.js";
+import { bindKeys, showHelp } from "./keys.js";
+import { overview } from "./overview.js";
+import { problem } from "./problem.js";
+import { problems } from "./problems.js";
+import { rollouts } from "./rollouts.js";
+import { settings } from "./settings.js";
+import { hideTooltip } from "./tooltip.js";
+import { visibleLine } from "./visible_text.js";
+
+const NEWS_EVERY = 2000;
+const SHOWN_AT_FIRST = 6;
+const PAGES = [
+  ["overview", "Overview", overview],
+  ["rollouts", "Rollouts", rollouts],
+  ["problems", "Problems", problems],
+  ["settings", "Settings", settings],
+  ["findings", "Findings", findings],
+];
+const ROUTES = { ...Object.fromEntries(PAGES.map(([key, , make]) => [key, make])), problem };
+
+const state = { runs: [], shown: null, page: null };
+
+/** What pages may ask of the frame. */
+const frame = {
+  runs: () => state.runs,
+  shown: () => state.runs.filter((run) => state.shown.has(run.id)),
+  run: (id) => state.runs.find((run) => run.id === id) || frame.shown()[0] || state.runs[0],
+  colour: (run) => lineColour(state.runs.indexOf(run)),
+  go: (hash) => { location.hash = hash; },
+};
+
+/** "#/rollouts/RUN/STEP?group=3" -> {page, parts, query} */
+function route() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [page, ...parts] = path.split("/").map(decodeURIComponent);
+  return { page: ROUTES[page] ? page : "overview", parts, query: new URLSearchParams(query) };
+}
+
+function openPage() {
+  const { page, parts, query } = route();
+  if (!state.runs.length) return document.getElementById("main").replaceChildren(el("p", {}, "There are no runs here any more."));
+  // A page that is open already may take the new address itself, keeping its place.
+  if (state.page?.name === page && state.page.moved?.(parts, query)) return;
+  state.page?.leave?.();
+  hideTooltip();
+  state.page = { name: page, ...ROUTES[page](frame, parts, query) };
+  document.getElementById("main").replaceChildren(state.page.element);
+  drawNavigation(page === "problem" ? "problems" : page);
+  const title = PAGES.find(([key]) => key === page)?.[1] || "One problem";
+  document.title = `${title} – groupwise`;
+  announce(title);
+}
+
+function drawNavigation(current) {
+  document.getElementById("pages").replaceChildren(...PAGES.map(([key, label], i) =>
+    el("a", { href: `#/${key}`, "aria-current": key === current ? "page" : null, title: `${label} (${i + 1})` }, label)));
+}
+
+function drawRuns() {
+  const lines = state.runs.map((run, i) => {
+    const box = el("input", { type: "checkbox", checked: state.shown.has(run.id), on: { change: () => show(run.id, box.checked) } });
+    const swatch = el("span", { class: `swatch line-${i % 8}`, "aria-hidden": "true" });
+    return el("label", { class: "run", title: run.problem || "" }, box, swatch,
+      el("span", { class: "run-name" }, visibleLine(run.name)), el("small", {}, progress(run)));
+  });
+  document.getElementById("runs").replaceChildren(el("h2", {}, "Runs"), ...lines);
+}
+
+function progress(run) {
+  const steps = run.planned_steps ? `${run.last_step}/${run.planned_steps}` : `${run.last_step}`;
+  if (run.problem) return `${steps} · settings unreadable`;
+  if (run.status === "finished") return `${steps} · finished`;
+  return run.idle_seconds === null ? "no step yet" : `${steps} · ${ago(run.idle_seconds)}`;
+}
+
+function ago(seconds) {
+  if (seconds < 90) return `live, ${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
+}
+
+function show(id, wanted) {
+  if (wanted) state.shown.add(id);
+  else state.shown.delete(id);
+  sessionStorage.setItem("groupwise.shown", JSON.stringify([...state.shown]));
+  state.page?.changed?.();
+}
+
+/** The list of runs; tells the page when something in it is new. */
+async function news() {
+  const before = JSON.stringify(state.runs.map((run) => [run.id, run.generation, run.last_step, run.status]));
+  state.runs = (await ask("runs")).runs;
+  if (!state.shown) {
+    const kept = JSON.parse(sessionStorage.getItem("groupwise.shown") || "[]").filter((id) => state.runs.some((run) => run.id === id));
+    const latest = [...state.runs].sort((a, b) => (a.idle_seconds ?? 1e12) - (b.idle_seconds ?? 1e12)).slice(0, SHOWN_AT_FIRST);
+    state.shown = new Set(kept.length ? kept : latest.map((run) => run.id));
+  }
+  drawRuns();
+  const after = JSON.stringify(state.runs.map((run) => [run.id, run.generation, run.last_step, run.status]));
+  return before !== after;
+}
+
+async function watch() {
+  try {
+    if (document.visibilityState === "visible" && (await news())) await state.page?.changed?.();
+    document.body.classList.remove("offline");
+  } catch (error) {
+    document.body.classList.add("offline");
+    document.getElementById("runs").dataset.problem = error.message;
+  }
+  setTimeout(watch, NEWS_EVERY);
+}
+
+function switchTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("groupwise.theme", root.dataset.theme);
+  state.page?.changed?.();
+}
+
+document.getElementById("theme").addEventListener("click", switchTheme);
+document.getElementById("help-button").addEventListener("click", showHelp);
+document.getElementById("skip").addEventListener("click", () => document.getElementById("main").focus());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.page?.changed?.());
+bindKeys({
+  pages: PAGES.map(([key]) => key),
+  go: frame.go,
+  theme: switchTheme,
+  page: () => state.page,
+});
+
+await news();
+window.addEventListener("hashchange", openPage);
+openPage();
+setTimeout(watch, NEWS_EVERY);
+document.body.dataset.ready = "yes";

@@ -1,0 +1,131 @@
+// The answers of a step, or those of all steps that match a search or a filter.
+
+import { explainTokens } from "./answer_text.js";
+import { ask } from "./api.js";
+import { announce, el, labelled, select, whenSeen } from "./dom.js";
+import { groupCard } from "./group_card.js";
+import { MEASURES } from "./measures.js";
+import { searchResults } from "./search_results.js";
+import { visibleLine } from "./visible_text.js";
+
+const FILTERS = [
+  ["", "all answers"],
+  ["wrong_but_rewarded", "wrong but rewarded"],
+  ["truncated", "cut off"],
+  ["no_spread", "no spread"],
+  ["new_best", "new best for its problem"],
+];
+const COLOURS = [...Object.entries(MEASURES).map(([key, one]) => [key, one.label]), ["", "nothing"]];
+
+export function rollouts(frame, parts, query) {
+  let run = frame.run(parts[0]);
+  let steps = [];
+  let step = Number(parts[1]) || null;
+  let asked = 0;
+  const view = { measure: localStorage.getItem("groupwise.measure") ?? "logp", filter: query.get("filter") || "", q: query.get("q") || "", everywhere: query.has("everywhere") };
+
+  const list = el("div", { class: "cards" });
+  const problem = el("p", { class: "problem", role: "alert" });
+  const place = el("output", { class: "place" });
+  const slider = el("input", { type: "range", min: 0, value: 0, "aria-label": "Step", on: { input: () => { place.textContent = `step ${steps[slider.value]}`; }, change: () => goTo(steps[slider.value]) } });
+  const search = el("input", { type: "search", placeholder: "search (/)", "aria-label": "Search prompts and answers", value: view.q, on: { change: () => { view.q = search.value; show(); } } });
+  const scope = el("input", { type: "checkbox", checked: view.everywhere, on: { change: () => { view.everywhere = scope.checked; show(); } } });
+  const runs = select(frame.runs().map((one) => [one.id, visibleLine(one.name)]), run.id, (id) => frame.go(`#/rollouts/${id}`), "Run");
+  const legend = el("span", { class: "legend" });
+  const bar = el("div", { class: "bar" }, labelled("Run", runs),
+    el("span", { class: "stepper" }, el("button", { "aria-label": "Previous step", on: { click: () => moveBy(-1) } }, "←"), slider,
+      el("button", { "aria-label": "Next step", on: { click: () => moveBy(1) } }, "→"), place),
+    labelled("Colour by", select(COLOURS, view.measure, (value) => { view.measure = value; localStorage.setItem("groupwise.measure", value); show(); }, "Colour tokens by")), legend,
+    labelled("Show", select(FILTERS, view.filter, (value) => { view.filter = value; show(); }, "Which answers")), search, labelled("in all steps", scope, "tick"));
+
+  function goTo(wanted) {
+    if (wanted !== undefined) frame.go(`#/rollouts/${run.id}/${wanted}`);
+  }
+
+  function moveBy(by) {
+    const now = steps.indexOf(step);
+    const next = steps[Math.min(Math.max(now + by, 0), steps.length - 1)];
+    if (next !== step) goTo(next);
+  }
+
+  async function loadSteps() {
+    const now = frame.run(run.id);
+    if (now.generation !== run.generation) steps = []; // the run went back to a checkpoint
+    run = now;
+    let found = { more: true };
+    while (found.more) {
+      found = await ask(`runs/${run.id}/steps`, { after: steps.at(-1) || 0 });
+      const last = steps.at(-1) || 0; // somebody else may have asked meanwhile
+      steps = [...steps, ...found.steps.filter((one) => one > last)];
+    }
+    if (step === null) step = steps.at(-1) ?? null;
+    slider.max = Math.max(steps.length - 1, 0);
+    slider.value = Math.max(steps.indexOf(step), 0);
+    place.textContent = step === null ? "no answers stored" : `step ${step} of ${steps.at(-1)}`;
+  }
+
+  async function show(group = null, answer = null) {
+    const mine = (asked += 1);
+    problem.textContent = "";
+    const measure = MEASURES[view.measure];
+    legend.replaceChildren(...(measure ? [measure.legend[0], el("i", { class: "scale", "aria-hidden": "true" }), measure.legend[1]] : []));
+    list.replaceChildren();
+    try {
+      await loadSteps();
+      if (mine !== asked) return;
+      if (view.everywhere && (view.q || view.filter)) {
+        list.replaceChildren(searchResults(run.id, view, () => mine === asked));
+      } else if (step !== null) {
+        if (group) list.append(el("p", {}, el("button", { on: { click: () => show() } }, `Show the ${group} groups before this one too`)));
+        await page(group || 0, mine, group, answer);
+      }
+    } catch (error) {
+      problem.textContent = error.message;
+    }
+  }
+
+  /** A page of cards; the next is fetched when its end comes into sight. */
+  async function page(first, mine, group, answer) {
+    const found = await ask(`runs/${run.id}/steps/${step}/groups`, { first, filter: view.filter, q: view.q });
+    if (mine !== asked) return;
+    if (found.indexed !== undefined) {
+      problem.textContent = `Reading earlier steps to compare with: ${found.indexed} of ${found.steps} …`;
+      return page(first, mine, group, answer);
+    }
+    problem.textContent = "";
+    const cards = found.groups.map((one) => groupCard(one, { run: run.id, step, measure: view.measure, marked: one.index === group ? answer : null }));
+    list.append(...cards);
+    const begins = first === (group || 0);
+    if (begins) announce(`step ${step}, ${cards.length} groups`);
+    if (begins && !cards.length) list.append(el("p", { class: "faint" }, "No answer of this step matches."));
+    if (found.next !== null) {
+      const end = el("p", { class: "faint" }, "…");
+      list.append(end);
+      whenSeen(end, async () => { await page(found.next, mine, group, answer); end.remove(); });
+    }
+    if (begins && group !== null) {
+      const place = list.querySelector(".marked") || list.querySelector(".card");
+      place?.scrollIntoView({ block: "center", behavior: "instant" });
+    }
+  }
+
+  function moved(newParts, newQuery) {
+    const [id, newStep] = newParts;
+    if (id !== run.id) return false;
+    step = Number(newStep) || step;
+    if (newQuery.has("group")) {
+      view.everywhere = scope.checked = false;
+      view.filter = view.q = search.value = "";
+    }
+    show(numberIn(newQuery, "group"), numberIn(newQuery, "answer"));
+    return true;
+  }
+
+  explainTokens(list);
+  show(numberIn(query, "group"), numberIn(query, "answer"));
+  return { element: el("div", {}, bar, problem, list), moved, step: moveBy, changed: () => loadSteps().catch(() => {}), leave: () => { asked += 1; } };
+}
+
+function numberIn(query, name) {
+  return query.has(name) ? Number(query.get(name)) : null;
+}

