@@ -1,7 +1,7 @@
 """Pictures of benchmark results: `python benchmarks/plots.py` draws all of benchmarks/results/.
 
-A comparison becomes one picture of stacked bars per setting, a sweep one of lines. They go to
-docs/images/, where docs/benchmarks.md shows them.
+A comparison becomes one picture of stacked bars per setting, a sweep one of lines, a long run one
+of its steps. They go to docs/images/, where docs/benchmarks.md shows them.
 """
 
 import json
@@ -37,6 +37,8 @@ def draw(path: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if path.stem.startswith("sweep"):
         return [_sweep(results, folder / f"{path.stem}.png")]
+    if path.stem.endswith("steps"):
+        return [_over_time(results[0], folder / f"{path.stem}.png")]
     settings = list(dict.fromkeys(result.setting for result in results))
     names = [f"{path.stem}-{s.lengths}{'-reference' if s.beta else ''}.png" for s in settings]
     return [
@@ -90,6 +92,17 @@ def _sweep(results: Sequence[Measurement], path: pathlib.Path) -> pathlib.Path:
     panels[1][0].set_ylabel("seconds a step")
     panels[0][0].legend(fontsize=8)
     figure.suptitle(f"around {base.describe()}", fontsize=8)
+    return _save(figure, path)
+
+
+def _over_time(result: Measurement, path: pathlib.Path) -> pathlib.Path:
+    figure, panels = plt.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
+    columns = {"step": ("seconds a step", 1.0), "held_bytes": ("GiB held", 2.0**30)}
+    for axes, (name, (label, unit)) in zip(panels, columns.items(), strict=True):
+        axes.plot([step[name] / unit for step in result.every_step], linewidth=1)
+        axes.set(xlabel="step", ylabel=label)
+        axes.set_ylim(bottom=0)
+    figure.suptitle(result.setting.describe(), fontsize=8)
     return _save(figure, path)
 
 

@@ -36,15 +36,9 @@ class Optimizer:
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.register_post_accumulate_grad_hook(self._into(self.masters[name]))
-        self.adamw = _adamw(list(self.masters.values()), settings, self._away)
+        self.adamw = _adamw(list(self.masters.values()), settings)
         half = any(weight.dtype == torch.float16 for weight in self.weights.values())
         self.scale = LossScale() if half else None
-
-    @property
-    def _away(self) -> bool:
-        """Whether steps are taken on another device than the policy's."""
-        pairs = zip(self.masters.values(), self.weights.values(), strict=True)
-        return any(master.device != weight.device for master, weight in pairs)
 
     @property
     def loss_scale(self) -> float:
@@ -137,15 +131,16 @@ def _master(parameter: Tensor, offload: bool) -> Tensor:
     return parameter.detach().float().clone() if half else parameter
 
 
-def _adamw(masters: list[Tensor], settings: OptimizerSettings, away: bool) -> Any:
+def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> Any:
     groups = [
         {"params": [m for m in masters if m.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [m for m in masters if m.ndim < 2], "weight_decay": 0.0},
     ]
     shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     if settings.kind == "adamw":
-        # Away from a GPU the step is bound by the CPU's memory: one pass over it, not ten.
-        return torch.optim.AdamW(groups, **shared, fused=True if away else None)
+        # Bound by memory: one pass over it, not ten. Other devices have no such step.
+        fused = all(m.device.type in ("cpu", "cuda") for m in masters)
+        return torch.optim.AdamW(groups, **shared, fused=True if fused else None)
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError("bitsandbytes", "quant")
     from bitsandbytes.optim import AdamW8bit

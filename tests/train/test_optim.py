@@ -36,6 +36,7 @@ def test_fp32_step_is_torch_adamw_with_clipping() -> None:
         ],
         lr=0.1,
         betas=(0.8, 0.9),
+        fused=True,
     )
     for step in range(3):
         x = torch.randn(5, 4)
