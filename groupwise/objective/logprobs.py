@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from groupwise.objective.rowwise import scores_by_rows
+
 CHUNK_LOGITS = 2**26
 """Logits alive at once: 256 MB in float32, and a small multiple of it in the backward pass."""
 CPU_CHUNK_LOGITS = 2**27
@@ -44,9 +46,12 @@ def token_logps(
     def score(
         hidden_CH: Tensor, targets_C: Tensor, heat: float | Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        if not compiled:
-            return scores(head(hidden_CH), targets_C, heat, entropy, entropy_grad)
         logits_CV = head(hidden_CH)
+        if not (compiled or entropy_grad):
+            logps_C, entropies_C = scores_by_rows(logits_CV, targets_C, heat)
+            return logps_C, entropies_C if entropy else None
+        if not compiled:
+            return scores(logits_CV, targets_C, heat, entropy, entropy_grad)
         for rows in (logits_CV, targets_C, heat):
             if isinstance(rows, Tensor):
                 torch._dynamo.maybe_mark_dynamic(rows, 0)
@@ -83,7 +88,7 @@ def scores(
     entropy: bool,
     entropy_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs at the targets, and entropies, of one chunk."""
+    """Log-probs at the targets, and entropies, of one chunk: as plainly as torch can say it."""
     if logits_CV.dtype in (torch.bfloat16, torch.float16):
         logits_CV = logits_CV.float()
     if isinstance(temperature, Tensor):

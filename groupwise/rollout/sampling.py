@@ -6,11 +6,25 @@ from torch import Tensor
 from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
 
+CACHED = 2**19
+"""Logits that are worked on at once on a CPU: 2 MB in float32."""
+
 
 def draw(
     logits_BV: Tensor, keys_B2: Tensor, positions_B: Tensor, sampling: Sampling, seen_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token and its log-prob for each row. `seen_BL`: tokens so far, for repetition_penalty."""
+    """One token and its log-prob for each row. `seen_BL`: tokens so far, for repetition_penalty.
+
+    On a CPU a few rows at a time, so that the passes over them stay in its cache.
+    """
+    rows = max(1, CACHED // logits_BV.shape[-1])
+    if logits_BV.device.type == "cpu" and len(logits_BV) > rows:
+        starts = range(0, len(logits_BV), rows)
+        parts = [slice(start, start + rows) for start in starts]
+        found = [
+            draw(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p]) for p in parts
+        ]
+        return torch.cat([tokens for tokens, _ in found]), torch.cat([logps for _, logps in found])
     scores = shape(logits_BV, sampling, seen_BL)
     logps = scores.log_softmax(-1)
     noisy = scores

@@ -115,7 +115,7 @@ class Optimizer:
                 step = found.pop("step")
                 eight = self.settings.kind == "adamw_8bit"
                 self.adamw.state[master] = {
-                    "step": int(step) if eight else step.clone(),
+                    "step": int(step) if eight else step.to(master.device, copy=True),
                     **{key: tensor.to(master.device) for key, tensor in found.items()},
                 }
         if self.scale is not None and "loss_scale" in tensors:

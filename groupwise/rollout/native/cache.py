@@ -48,6 +48,8 @@ class SlotCache:
         }
         self.fill: Tensor = torch.zeros(0)
         """Tokens in each active slot before the present step."""
+        self.places: Tensor = torch.zeros(0, dtype=torch.long)
+        """Where the new tokens' keys go, slots one after the other."""
         self.reach = 0
         """Places of a slot that any active answer may see in the present step."""
         self._masks: dict[int | None, Tensor] = {}
@@ -58,6 +60,9 @@ class SlotCache:
 
     def begin_step(self, fill_n: Tensor, reach: int) -> None:
         self.fill, self.reach = fill_n, reach
+        if not self.kernel:
+            first = torch.arange(len(fill_n), device=fill_n.device) * self.length
+            self.places = first + fill_n
         self._masks.clear()
 
     def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
@@ -69,10 +74,9 @@ class SlotCache:
             return torch.ops.groupwise.attend_slots(
                 q, k, v, keys, values, self.fill, form.scale, window, softcap
             )
-        rows = torch.arange(len(self.fill), device=q.device)
-        keys[rows, self.fill] = k[:, :, 0]
-        values[rows, self.fill] = v[:, :, 0]
-        seen = slice(0, len(rows)), slice(0, self.reach)
+        keys.flatten(0, 1).index_copy_(0, self.places, k[:, :, 0])
+        values.flatten(0, 1).index_copy_(0, self.places, v[:, :, 0])
+        seen = slice(0, len(self.fill)), slice(0, self.reach)
         return grouped(
             q, keys[seen].transpose(1, 2), values[seen].transpose(1, 2), self._mask(form), form
         )
