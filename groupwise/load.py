@@ -13,6 +13,7 @@ from groupwise.evaluate import Evaluation, evaluate, judges
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.prompts import fit_prompts
+from groupwise.policy.reference import KLReference, Reference
 from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
@@ -22,6 +23,7 @@ from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
 from groupwise.rollout.transformers import TransformersEngine
+from groupwise.serve.reference import ServerReference
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.catalog import build_task
 
@@ -132,6 +134,17 @@ def load_config_policy(config: Config, weights: str | None = None) -> Policy:
         weights=weights,
         seed=config.seed,
     )
+
+
+def make_reference(config: Config, policy: Policy, *, fresh: bool) -> KLReference:
+    """What KL is measured against. `fresh`: the policy is still what the run starts from."""
+    settings = config.reference
+    if settings.kind == "server":
+        return ServerReference(settings, policy, fresh=fresh)
+    # Frozen, the start is loaded once more; that of an adapter lies below it.
+    again = not fresh and settings.kind == "frozen" and policy.adapter is None
+    origin = load_config_policy(config) if again else policy
+    return Reference(origin, settings, compiled=config.compiles_training)
 
 
 def find_rewards(config: Config, task: Task) -> list[Reward]:

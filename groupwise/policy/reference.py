@@ -18,14 +18,14 @@ from torch import Tensor
 
 from groupwise.config import ReferenceSettings
 from groupwise.policy.load import Policy, make_policy
-from groupwise.policy.scoring import Scored, score_groups
+from groupwise.policy.scoring import Logps, score_groups
 from groupwise.types import Group
 
 
 class KLReference(Protocol):
-    """Gives log-probs to answers, and may follow the policy; what else it has is for checkpoints."""
+    """Gives log-probs to answers and may follow the policy; the rest is for checkpoints."""
 
-    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Scored: ...
+    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Logps: ...
 
     def refresh(self, policy: Policy, step: int) -> None: ...
 
@@ -66,10 +66,11 @@ class Reference:
     def moves(self) -> bool:
         return self.settings.kind != "frozen"
 
-    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Scored:
-        return score_groups(
+    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Logps:
+        scored = score_groups(
             self.policy, groups, temperature, tokens_at_once, compiled=self.compiled
         )
+        return {place: logps for place, (logps, _) in scored.items()}
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:

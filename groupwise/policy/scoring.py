@@ -18,6 +18,9 @@ from groupwise.types import Group
 Scored = dict[tuple[int, int], tuple[list[float], list[float]]]
 """(group, answer) -> the log-probs and entropies of that answer's tokens."""
 
+Logps = dict[tuple[int, int], list[float]]
+"""(group, answer) -> the log-probs alone."""
+
 
 @torch.no_grad()
 def score_groups(

@@ -1,5 +1,6 @@
-"""What a person sees while a run goes on: one live panel on a terminal, plain lines elsewhere."""
+"""What a person sees while a run goes on: a live panel on a terminal or notebook, else lines."""
 
+import importlib.util
 import time
 from collections.abc import Mapping
 
@@ -44,14 +45,14 @@ class LiveConsole:
         )
         self.bar = self.progress.add_task("train", total=total, completed=done)
         self.live = Live(self._panel(), console=console, refresh_per_second=4)
-        if console.is_terminal:
+        if can_redraw(console):
             self.live.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rewards.append(metrics["reward"])
         self.latest.update(metrics)
         self.progress.update(self.bar, completed=step)
-        if console.is_terminal:
+        if self.live.is_started:
             self.live.update(self._panel())
         elif time.monotonic() - self.printed > 5 or step == self.total or step == 1:
             self.printed = time.monotonic()
@@ -80,6 +81,12 @@ class LiveConsole:
 
     def _now(self) -> list[tuple[str, str, str]]:
         return [row for row in _SHOWN if row[0] in self.latest]
+
+
+def can_redraw(shown_on: Console) -> bool:
+    """A terminal can, and a notebook that has widgets; a pipe or a log file cannot."""
+    widgets = importlib.util.find_spec("ipywidgets") is not None
+    return shown_on.is_terminal or (shown_on.is_jupyter and widgets)
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -137,9 +137,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _drawn(panels: Mapping[str, Series]) -> str:
     import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot: a notebook's own plots stay as they are
 
     grey = "#8a8f99"
     settings: Any = {
@@ -154,7 +152,8 @@ def _drawn(panels: Mapping[str, Series]) -> str:
     }
     with matplotlib.rc_context(settings):
         lines = -(-len(panels) // 2)
-        figure, axes = plt.subplots(lines, 2, figsize=(10, 2.7 * lines), squeeze=False)
+        figure = Figure(figsize=(10, 2.7 * lines))
+        axes = figure.subplots(lines, 2, squeeze=False)
         for spare in axes.flat[len(panels) :]:
             spare.remove()
         for axis, (title, series) in zip(axes.flat, panels.items(), strict=False):
@@ -171,7 +170,6 @@ def _drawn(panels: Mapping[str, Series]) -> str:
         figure.subplots_adjust(0.06, 0.05, 0.98, 0.95, wspace=0.16, hspace=0.32)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-        plt.close(figure)
     text = out.getvalue()
     return text[text.index("<svg") :]
 

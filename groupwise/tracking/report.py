@@ -86,12 +86,10 @@ def print_curve(rewards: Sequence[float]) -> None:
 
 def save_curve(steps: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
     """Reward, its parts and held-out accuracy over steps, as a PNG."""
-    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot: a notebook's own plots stay as they are
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    figure = Figure(figsize=(7, 4), dpi=120)
+    axes = figure.subplots()
     names = ["reward", *(n for n in steps[-1] if n.startswith("rewards/"))]
     for name in [*names, "eval/accuracy"]:
         points = [(line["step"], line[name]) for line in steps if name in line]
@@ -104,4 +102,3 @@ def save_curve(steps: Sequence[Mapping[str, float]], path: pathlib.Path) -> None
     axes.legend()
     figure.tight_layout()
     figure.savefig(path)
-    plt.close(figure)

@@ -12,14 +12,13 @@ from typing import Any
 from groupwise.config import Config
 from groupwise.diagnose import diagnose
 from groupwise.errors import ConfigError
-from groupwise.load import Parts, describe, load_config_policy, load_parts
+from groupwise.load import Parts, describe, load_parts, make_reference
 from groupwise.policy.load import Policy
-from groupwise.policy.reference import Reference
 from groupwise.rewards.base import Reward
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
-from groupwise.tracking.console import LiveConsole, console
+from groupwise.tracking.console import LiveConsole, can_redraw, console
 from groupwise.tracking.html_report import write_report
 from groupwise.tracking.report import (
     before_after_table,
@@ -120,10 +119,7 @@ def make_state(
     """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
     if config.algorithm.needs_reference and with_reference:
-        frozen = resumed is not None and config.reference.kind == "frozen"
-        again = frozen and policy.adapter is None  # an adapter's start lies below it
-        origin: Policy = load_config_policy(config) if again else policy
-        reference = Reference(origin, config.reference)
+        reference = make_reference(config, policy, fresh=resumed is None)
     optimizer = Optimizer(policy.model, config.optimizer, config.steps)
     weight = config.algorithm.entropy_weight
     state = TrainState(policy, optimizer, reference, entropy_weight=weight)
@@ -176,7 +172,7 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
 
 
 def _status(text: str, quiet: bool) -> AbstractContextManager[object]:
-    return nullcontext() if quiet else console.status(text)
+    return console.status(text) if not quiet and can_redraw(console) else nullcontext()
 
 
 def check_plan(config: Config) -> None:

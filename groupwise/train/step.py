@@ -1,8 +1,9 @@
 """One GRPO update: score the sampled tokens again, weigh them by advantage, step downhill."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from groupwise.policy.scoring import Scored, score_groups
 from groupwise.train.memory_fit import TokenBudget
 from groupwise.train.optim import Optimizer
 from groupwise.types import Completion, Group
+
+Place = tuple[int, int]
+"""(group, answer)"""
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def annotate(
     budget = budget or TokenBudget(config.batch.tokens_per_microbatch)
     heat = config.rollout.temperature
 
-    def fitted(score: Callable[[int], Scored]) -> Scored:
+    def fitted(score: Callable[[int], dict[Place, Value]]) -> dict[Place, Value]:
         return budget.fit(score, lambda: None, longest_row(groups))
 
     if off_policy or kl_in_reward or objective.top_entropy < 1:
@@ -74,8 +79,8 @@ def annotate(
         scored = fitted(lambda tokens: score_groups(policy, groups, heat, tokens, compiled=fused))
         result = _with(result, scored, _as_old)
     if reference is not None:
-        scored = fitted(lambda tokens: reference.score(groups, heat, tokens))
-        result = _with(result, scored, _as_reference)
+        logps = fitted(lambda tokens: reference.score(groups, heat, tokens))
+        result = _with(result, logps, _as_reference)
     return result
 
 
@@ -257,15 +262,15 @@ def _has_gradient(group: Group, objective: Objective) -> bool:
 
 def _with(
     groups: Sequence[Group],
-    scored: Scored,
-    put: Callable[[Completion, list[float], list[float]], Completion],
+    values: Mapping[Place, Value],
+    put: Callable[[Completion, Value], Completion],
 ) -> list[Group]:
-    """Groups with what their answers were given, put where `put` says."""
+    """Groups with a value for each of their answers, put where `put` says."""
     return [
         replace(
             group,
             completions=tuple(
-                put(completion, *scored[index, answer])
+                put(completion, values[index, answer])
                 for answer, completion in enumerate(group.completions)
             ),
         )
@@ -273,11 +278,12 @@ def _with(
     ]
 
 
-def _as_old(completion: Completion, logps: list[float], entropies: list[float]) -> Completion:
+def _as_old(completion: Completion, scored: tuple[list[float], list[float]]) -> Completion:
+    logps, entropies = scored
     return replace(completion, old_logps=tuple(logps), old_entropies=tuple(entropies))
 
 
-def _as_reference(completion: Completion, logps: list[float], _: list[float]) -> Completion:
+def _as_reference(completion: Completion, logps: list[float]) -> Completion:
     return replace(completion, ref_logps=tuple(logps))
 
 

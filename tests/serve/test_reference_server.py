@@ -1,0 +1,299 @@
+"""A reference server over real HTTP: the same numbers, and a reason for everything it refuses."""
+
+import http.client
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+
+from groupwise.config import AdapterSettings, ReferenceSettings
+from groupwise.errors import ConfigError, ModelError
+from groupwise.policy.load import load_policy
+from groupwise.policy.reference import Reference
+from groupwise.policy.scoring import score_groups
+from groupwise.serve import worker as worker_module
+from groupwise.serve.client import Gone, Server
+from groupwise.serve.command import check_token, is_loopback
+from groupwise.serve.identity import difference, from_tensors, identify, to_tensors
+from groupwise.serve.reference import ServerReference
+from groupwise.serve.wire import Question, encode_question
+from groupwise.types import Group
+from reference_servers import TOKEN, Running, in_thread
+from small_models import random_groups, random_policy
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with in_thread(random_policy()) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
+
+
+def settings(*urls: str, **more: Any) -> ReferenceSettings:
+    return ReferenceSettings(kind="server", urls=urls, **more)
+
+
+def remote(running: Running, layout: str = "auto", **more: Any) -> ServerReference:
+    return ServerReference(settings(running.url, **more), random_policy(layout=layout), fresh=True)
+
+
+def send(
+    running: Running, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    parts = urlsplit(running.url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=20)
+    given = {
+        "authorization": f"Bearer {TOKEN}",
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
+    connection.request(method, path, body, given)
+    response = connection.getresponse()
+    found = response.status, response.headers, response.read()
+    connection.close()
+    return found
+
+
+def spread(groups: list[Group]) -> list[Group]:
+    """Every answer at a temperature of its own."""
+    return [
+        replace(
+            group,
+            completions=tuple(
+                replace(c, temperature=0.5 + 0.3 * place)
+                for place, c in enumerate(group.completions)
+            ),
+        )
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("layout", ["shared_prefix", "padded"])
+@pytest.mark.parametrize("tokens", [12, 40, 4096])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_in_process_bit_for_bit(
+    running: Running, layout: str, tokens: int, temperature: float
+) -> None:
+    groups = random_groups(5, 4, seed=tokens, empty=True)
+    local = Reference(random_policy(layout=layout), ReferenceSettings())
+    for asked in (groups, spread(groups)):
+        expected = local.score(asked, temperature, tokens)
+        found = remote(running, layout).score(asked, temperature, tokens)
+        assert found == expected and len(found) == 20
+
+
+def test_nothing_but_health_answers_without_the_token(running: Running) -> None:
+    assert send(running, "GET", "/health", authorization="")[0] == 200
+    for path in ("/model", "/metrics"):
+        for header in (
+            "",
+            "Bearer",
+            "Bearer wrong",
+            f"Basic {TOKEN}",
+            f"Bearer {TOKEN}x",
+            "Bearer é",
+        ):
+            status, headers, text = send(running, "GET", path, authorization=header)
+            assert (
+                status == 401 and headers["www-authenticate"] == "Bearer" and TOKEN not in str(text)
+            )
+    assert send(running, "POST", "/logps", b"x", authorization="Bearer wrong")[0] == 401
+    assert send(running, "GET", "/model", authorization=f"bearer {TOKEN}")[0] == 200
+
+
+def test_bad_bodies_get_a_reason_and_do_no_harm(running: Running) -> None:
+    good = encode_question(Question(tuple(random_groups(2, 2)), 1.0, "padded", True))
+    status, _, text = send(running, "POST", "/logps", b"\x80\x04pickle?")
+    assert status == 400 and b"safetensors" in text
+    most = 16 * 4096 + 8192
+    status, _, text = send(running, "POST", "/logps", b"\x00" * (most + 1))
+    assert status == 413 and str(most).encode() in text
+    status, _, _ = send(running, "POST", "/logps", iter([b"\x00" * 40_000] * 3))  # no length given
+    assert status == 413
+    status, _, text = send(running, "POST", "/logps", good, content_length="1" * 30)
+    assert status == 400
+    assert send(running, "GET", "/logps")[0] == 405
+    rng = random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(good)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        assert send(running, "POST", "/logps", bytes(damaged))[0] in (200, 400, 413)
+    assert send(running, "POST", "/logps", good)[0] == 200
+    assert send(running, "GET", "/health")[0] == 200
+
+
+def test_metrics_count_what_was_done(running: Running) -> None:
+    def numbers() -> dict[str, float]:
+        text = send(running, "GET", "/metrics")[2].decode()
+        pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in pairs}
+
+    question = Question(tuple(random_groups(2, 3)), 1.0, "shared_prefix", True)
+    name = "groupwise_reference_"
+    before = numbers()
+    assert send(running, "POST", "/logps", encode_question(question))[0] == 200
+    after = numbers()
+    gained = {key: after[key] - before.get(key, 0) for key in after}
+    assert gained[f"{name}tokens_total"] == question.tokens
+    assert gained[f"{name}passes_total"] == gained[f"{name}questions_total"] == 1
+    assert gained[f'{name}requests_total{{status="200"}}'] == 2  # and the page itself
+    assert after[f"{name}queue_length"] == 0 and gained[f"{name}seconds_total"] > 0
+
+
+def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, entered = threading.Event(), threading.Event()
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        entered.set()
+        assert opened.wait(20)
+        return score_groups(*args, **kwargs)
+
+    groups = random_groups(1, 2)
+    body = encode_question(Question(tuple(groups), 1.0, "padded", True))
+    with in_thread(random_policy(), places=1) as server:
+        reference = remote(server, timeout=20)
+        monkeypatch.setattr(worker_module, "score_groups", held)
+        asking = [threading.Thread(target=send, args=(server, "POST", "/logps", body))]
+        asking[0].start()
+        assert entered.wait(20)
+        asking.append(threading.Thread(target=send, args=(server, "POST", "/logps", body)))
+        asking[1].start()
+        deadline = time.monotonic() + 20
+        while server.worker.waiting < 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        status, headers, _ = send(server, "POST", "/logps", body)
+        assert status == 503 and headers["retry-after"] == "1"
+        threading.Timer(0.5, opened.set).start()
+        assert len(reference.score(groups, 1.0, 4096)) == 2  # waits, asks again
+        for thread in asking:
+            thread.join()
+
+
+def test_who_hangs_up_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, entered = threading.Event(), threading.Event()
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        entered.set()
+        assert opened.wait(20)
+        return score_groups(*args, **kwargs)
+
+    question = Question(tuple(random_groups(1, 2)), 1.0, "padded", True)
+    with in_thread(random_policy()) as server:
+        monkeypatch.setattr(worker_module, "score_groups", held)
+        impatient = Server(server.url, TOKEN, "GROUPWISE_TOKEN", timeout=0.3)
+        for _ in range(2):
+            with pytest.raises(Gone, match=r"no reply within 0\.3 s"):
+                impatient.ask(question, "")
+        deadline = time.monotonic() + 20
+        while server.worker.counts.requests[499] < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        opened.set()
+    assert server.worker.counts.passes == 1  # the first was on its way, the second was not
+
+
+def test_out_of_memory_on_the_server_reaches_the_trainer_as_such(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = remote(running)
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise MemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(worker_module, "score_groups", full)
+    with pytest.raises(MemoryError, match="CUDA out of memory"):
+        reference.score(random_groups(2, 2), 1.0, 4096)
+
+
+def test_a_wrong_token_names_the_variable(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUPWISE_TOKEN", "not-the-right-one")
+    with pytest.raises(ModelError, match="refuses the token: set GROUPWISE_TOKEN"):
+        remote(running)
+    monkeypatch.delenv("GROUPWISE_TOKEN")
+    with pytest.raises(ConfigError, match="export GROUPWISE_TOKEN="):
+        remote(running)
+
+
+def test_another_model_is_refused(running: Running) -> None:
+    other = random_policy(seed=1)
+    with pytest.raises(ModelError, match="another model than this run started from: its weights"):
+        ServerReference(settings(running.url), other, fresh=True)
+
+
+def test_what_tells_models_apart() -> None:
+    ours = identify(random_policy())
+    assert difference(ours, identify(random_policy())) is None
+    nudged = random_policy()
+    nudged.model.get_output_embeddings().weight.data[0, 0] += 1e-6
+    assert difference(ours, identify(nudged)) == "its weights are others"
+    assert "vocabulary of 7" in str(difference(ours, replace(ours, vocab=7)))
+    # In another precision weights cannot be compared, log-probs can.
+    rounded = replace(ours, dtype="bfloat16", weights="0" * 64)
+    assert difference(ours, rounded) is None
+    off = replace(rounded, probe=tuple(p - 0.3 for p in ours.probe))
+    assert "differ by 0.3" in str(difference(ours, off))
+    nan = replace(rounded, probe=(float("nan"),) * len(ours.probe))
+    assert difference(ours, nan) is not None
+    assert from_tensors(to_tensors(ours)) == ours
+    assert from_tensors(to_tensors(replace(ours, weights=None))).weights is None
+
+
+def test_an_adapter_that_is_new_leaves_the_model_what_it_was() -> None:
+    plain = identify(load_policy("tiny", CPU, torch.float32))
+    adapted = load_policy("tiny", CPU, torch.float32, adapter=AdapterSettings(rank=2))
+    assert plain.weights is not None and identify(adapted).weights == plain.weights
+    with torch.no_grad():
+        for weight in adapted.adapter.weights().values() if adapted.adapter else ():
+            weight.fill_(0.1)
+    assert difference(plain, identify(adapted)) is None  # the base below it is still the same
+
+
+def test_quantized_weights_are_compared_by_what_they_say() -> None:
+    pytest.importorskip("bitsandbytes")
+    plain = identify(load_policy("tiny", CPU, torch.float32))
+    packed = [identify(load_policy("tiny", CPU, torch.float32, quantization="int8")) for _ in "ab"]
+    assert packed[0].weights is None and packed[0].dtype == "float32 in 8 bits"
+    assert difference(*packed) is None and difference(plain, packed[0]) is None
+    other = replace(packed[0], probe=tuple(p + 0.5 * (-1) ** i for i, p in enumerate(plain.probe)))
+    assert "differ by 0.5 on average" in str(difference(plain, other))
+
+
+def test_answers_longer_than_the_server_takes_say_how_to_start_it() -> None:
+    with in_thread(random_policy(), tokens=6) as server:
+        reference = remote(server)
+        with pytest.raises(ModelError, match="start it with --tokens"):
+            reference.score(random_groups(2, 2), 1.0, 4096)
+
+
+def test_nobody_there_and_somebody_else_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "http://127.0.0.1:1"
+    with pytest.raises(ModelError, match=r"no reference server is left .*refused"):
+        ServerReference(settings(nowhere, timeout=1), random_policy(), fresh=True)
+    for page in (b"<html>", b"[]", b"{}", b'{"tokens": 5}', b"[" * 60_000):
+        monkeypatch.setattr(Server, "_request", lambda *_, page=page: page)
+        with pytest.raises(ModelError, match="not as a reference server"):
+            ServerReference(settings(nowhere), random_policy(), fresh=True)
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in it all", "é" * 20, ""])
+def test_tokens_that_cannot_be_used_are_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="16 characters"):
+        check_token(token)
+
+
+def test_loopback_is_told_from_the_world() -> None:
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
