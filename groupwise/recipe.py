@@ -1,4 +1,10 @@
-"""Recipes: YAML files and `key.sub=value` overrides, read into a Config or refused with the fix."""
+"""Recipes: YAML files and `key.sub=value` overrides, read into a Config or refused with the fix.
+
+Beside settings a recipe file may hold two blocks that are none: `presets:`, named blocks that
+replace some of its settings (`--preset quick`), and `tiny:`, what `--tiny` cannot find out by
+itself, such as a stand-in for a reward model. Its first comment lines say what it is, the size of
+its model and its hardware.
+"""
 
 import difflib
 import os
@@ -6,6 +12,7 @@ import pathlib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -13,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from groupwise.config import AnyTask, Config
 from groupwise.errors import ConfigError
+from groupwise.tiny_run import tiny as made_tiny
 
 DEFAULT = "demo"
 
@@ -37,9 +45,91 @@ def list_recipes() -> dict[str, pathlib.Path]:
     return {path.stem: path for path in sorted(recipes_folder().glob("*.yaml"))}
 
 
-def load_recipe(name: str | None = None, overrides: Iterable[str] = ()) -> Config:
-    """`load_recipe("demo", ["steps=5"])`; a name of ours or a path to a YAML file."""
-    return parse(read_yaml(find_recipe(name or DEFAULT)), overrides)
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe file: settings, what may replace them, and what its first lines say about it."""
+
+    name: str
+    settings: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    line: str = ""
+    """What it is, in one line."""
+    size: str = ""
+    """The size of its model."""
+    hardware: str = ""
+    """What it is meant to run on."""
+
+    def under(self, name: str | None, tiny: bool = False) -> Mapping[str, Any]:
+        """Its settings under one of its presets, which goes over `tiny:` too; None: its own."""
+        settings = merged(self.settings, self.tiny) if tiny else self.settings
+        if name is None:
+            return settings
+        if name in self.presets:
+            return merged(settings, self.presets[name])
+        near = difflib.get_close_matches(name, self.presets, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(self.presets)}"
+        if not self.presets:
+            hint = "it has none; `groupwise recipes` lists those that do"
+        raise ConfigError(f"recipe {self.name} has no preset {name!r}; {hint}")
+
+
+def load_recipe(
+    name: str | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    preset: str | None = None,
+    tiny: bool = False,
+) -> Config:
+    """`load_recipe("demo", ["steps=5"])`; a name of ours or a path to a YAML file.
+
+    `tiny` makes it a run of seconds on a CPU; overrides have the last word over that too.
+    """
+    recipe = read_recipe(find_recipe(name or DEFAULT))
+    overrides = list(overrides)
+    config = parse(recipe.under(preset, tiny), overrides)
+    if not tiny:
+        return config
+    return parse(made_tiny(config).model_dump(mode="json"), overrides)
+
+
+def read_recipe(path: pathlib.Path) -> Recipe:
+    tree = read_yaml(path)
+    presets, tiny = tree.pop("presets", None) or {}, tree.pop("tiny", None) or {}
+    blocks = {"tiny": tiny, "presets": presets}
+    if isinstance(presets, dict):
+        presets = {str(name): block or {} for name, block in presets.items()}
+        blocks |= {f"presets.{name}": block for name, block in presets.items()}
+    for key, block in blocks.items():
+        if not isinstance(block, dict):
+            raise ConfigError(f"{path}: {key} must be a block of settings, not {block!r}")
+    return Recipe(path.stem, tree, presets, tiny, **_header(path))
+
+
+def _header(path: pathlib.Path) -> dict[str, str]:
+    """The comment lines that a file begins with: the first in full, then `# size: ...`."""
+    found: dict[str, str] = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if not text.startswith("#"):
+            break
+        key, _, value = text.removeprefix("#").partition(":")
+        if number == 0:
+            found["line"] = text.removeprefix("#").strip()
+        elif key.strip() in ("size", "hardware"):
+            found[key.strip()] = value.strip()
+    return found
+
+
+def merged(settings: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` with those of `block` over them. A block of another kind replaces the whole."""
+    tree, over = _expand_shorthand(settings), _expand_shorthand(block)
+    for key, value in over.items():
+        own = tree.get(key)
+        names = [name for name in ("kind", "preset") if isinstance(value, dict) and name in value]
+        same = isinstance(own, dict) and all(own.get(n) == value[n] for n in names)
+        joined = same and isinstance(value, dict)
+        tree[key] = {**own, **value} if joined and isinstance(own, dict) else value
+    return tree
 
 
 def find_recipe(name: str) -> pathlib.Path:

@@ -8,22 +8,24 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.cli.app import Words, config_for, reward_app, split
+from groupwise.cli.app import Words, config_for, reward_app
+from groupwise.cli.chosen import Preset, Tiny, choose
 from groupwise.errors import ConfigError
-from groupwise.recipe import DEFAULT, load_recipe
 
 
 @reward_app.command("bench")
 def reward_bench(
     words: Words = None,
+    preset: Preset = None,
+    tiny: Tiny = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report here.")] = None,
 ) -> None:
     """Try right, wrong, broken and gaming answers on a recipe's rewards. Exit code 2: a flaw.
 
     groupwise reward bench demo --json bench.json
     """
-    name, overrides = split(words)
-    config = load_recipe(name, overrides)
+    chosen = choose(words, preset, tiny)
+    config = chosen.config
     from groupwise.evaluate import judges
     from groupwise.load import find_rewards
     from groupwise.rewards.bench import bench_table, flaw_lines, run_bench, solve_problems
@@ -35,7 +37,7 @@ def reward_bench(
     own = Scorer(find_rewards(config, task), config.reward_timeout, "skip")
     with own, Scorer(judges(task), config.reward_timeout, "stop") as judge:
         report = run_bench(solve_problems(task.train, task.solve), own, judge)
-    console.print(bench_table(report, f"rewards of {name or DEFAULT}"))
+    console.print(bench_table(report, f"rewards of {chosen.title}"))
     for line in flaw_lines(report):
         console.print(line, markup=False, highlight=False)
     if json_file:

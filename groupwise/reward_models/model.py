@@ -27,10 +27,18 @@ from groupwise.errors import ModelError
 from groupwise.policy.resolve import resolve_model
 from groupwise.reward_models.cot_model import CotRewardConfig, CotRewardModel
 
+log = logging.get_logger("groupwise")
+
 Kind = Literal["scalar", "cot", "preference"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 TINY_ENCODER = "tiny-encoder"
+STAND_INS: dict[str, Kind] = {
+    "tiny-scalar": "scalar",
+    "tiny-cot": "cot",
+    "tiny-preference": "preference",
+}
+"""Untrained models with opinions, to try a recipe out before its reward model exists."""
 MAX_TOKENS = 512
 """What a model reads unless it or the recipe says otherwise."""
 
@@ -61,6 +69,8 @@ def load_reward_model(
     label: str | int | None = None,
 ) -> RewardModel:
     """One that was fitted here, or any sequence-classification model: a folder or a hub id."""
+    if name in STAND_INS:
+        return _stand_in(STAND_INS[name], device, max_tokens)
     source = resolve_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -107,6 +117,17 @@ def new_reward_model(
     limit = token_limit(model, reader, max_tokens)
     model.config.reward_max_tokens = limit
     return RewardModel(kind, model, reader, limit)
+
+
+def _stand_in(kind: Kind, device: torch.device | str, max_tokens: int | None) -> RewardModel:
+    log.warning("the reward model is a stand-in with random weights: its scores mean nothing")
+    made = new_reward_model(kind, TINY_ENCODER, tokenizer="tiny", max_tokens=max_tokens, seed=0)
+    with torch.no_grad():
+        for weight in made.model.parameters():  # the initial 0.02 makes every answer alike
+            if weight.ndim > 1:
+                weight.mul_(4)
+    made.model.to(device).eval()
+    return made
 
 
 def tiny_encoder_config(tokenizer: Any) -> BertConfig:

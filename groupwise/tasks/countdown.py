@@ -48,7 +48,7 @@ def build(settings: CountdownTask) -> Task:
 def draw_problem(random: Random, settings: CountdownTask) -> Problem:
     """A random problem of any split."""
     numbers, target, _ = draw_solved(random, settings)
-    return problem_of(numbers, target)
+    return problem_of(numbers, target, settings.prefill)
 
 
 def draw_solved(random: Random, settings: CountdownTask) -> tuple[list[int], int, str]:
@@ -81,7 +81,7 @@ def _without_outer_parentheses(expression: str) -> str:
     return expression.removeprefix("(").removesuffix(")")
 
 
-def problem_of(numbers: list[int], target: int) -> Problem:
+def problem_of(numbers: list[int], target: int, prefill: str = "") -> Problem:
     """The problem that asks for a target: problem_of([3, 5, 8], 16)."""
     question = (
         f"Make {target} from {', '.join(map(str, numbers))}, each used once, with + - * /. "
@@ -91,6 +91,7 @@ def problem_of(numbers: list[int], target: int) -> Problem:
         id=f"countdown/{','.join(map(str, sorted(numbers)))}={target}",
         prompt=({"role": "user", "content": question},),
         columns={"numbers": numbers, "target": target},
+        prefill=prefill,
     )
 
 

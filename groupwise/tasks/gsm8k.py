@@ -2,8 +2,9 @@
 
 Each row has a `question` and an `answer` whose last line is "#### 42". GSM8K has no validation
 split, so the end of its training file is one. A completion is asked for in <think> and <answer>
-tags, or in GSM8K's own form, which the format judge checks; the answer itself counts in any usual
-form. Worked examples are the first rows of the training file, which are then not trained on.
+tags, or in another form of groupwise.tasks.gsm8k_forms, which the format judge checks; the answer
+itself counts in any usual form. Worked examples are the first rows of the training file, which are
+then not trained on.
 """
 
 import re
@@ -11,24 +12,13 @@ from pathlib import Path
 
 from groupwise.config import Gsm8kTask
 from groupwise.errors import DataError
-from groupwise.rewards.answers import canonical_answer, correct
-from groupwise.rewards.quantities import extract_number
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks.base import Task
+from groupwise.tasks.gsm8k_forms import FORMS
 from groupwise.tasks.hub import load_splits, split_rows
 from groupwise.tasks.jsonl import Row, read_rows
 from groupwise.types import Message, Problem
 
 HUB_ID, HUB_NAME = "openai/gsm8k", "main"
-
-SYSTEM = (
-    "You solve math word problems. Think step by step between <think> and </think>, "
-    "then give the final number alone between <answer> and </answer>."
-)
-HASHES_SYSTEM = (
-    "You solve math word problems. Reason step by step, "
-    "then end with a line that holds #### and the final number."
-)
 
 _CALCULATOR = re.compile(r"<<[^<>\n]*>>")
 
@@ -45,27 +35,16 @@ def build(settings: Gsm8kTask) -> Task:
             f"task.validation_size={settings.validation_size} and task.few_shot={shots} leave none "
             f"to train on: set them below {len(train)} together"
         )
+    form = FORMS[settings.answer_format]
     return Task(
         name="gsm8k",
         train=train[shots:kept][: settings.train_size],
         validation=train[kept:][: settings.test_size],
         test=test[: settings.test_size],
-        correct=correct,
-        formatted=formatted if settings.answer_format == "tags" else hashes_formatted,
-        extract=canonical_answer,
+        correct=form.correct,
+        formatted=form.formatted,
+        extract=form.extract,
     )
-
-
-def formatted(completion: str) -> bool:
-    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
-    return think_answer_format(completion)
-
-
-def hashes_formatted(completion: str) -> bool:
-    """Whether an answer ends with its only `####`, a number behind it on the same line."""
-    reasoning, marker, final = completion.rstrip().rpartition("####")
-    alone = bool(marker) and "####" not in reasoning and "\n" not in final.strip()
-    return alone and bool(reasoning.strip()) and extract_number(final.strip()) is not None
 
 
 def _rows(path: str | None) -> tuple[list[Row], list[Row]]:
@@ -82,7 +61,7 @@ def _problem(
     question, solution, final = _read(row)
     system = settings.system
     if system is None:
-        system = SYSTEM if settings.answer_format == "tags" else HASHES_SYSTEM
+        system = FORMS[settings.answer_format].system
     turns: tuple[Message, ...] = (*examples, {"role": "user", "content": question.strip()})
     if system:
         turns = ({"role": "system", "content": system}, *turns)
@@ -98,9 +77,8 @@ def _example(row: Row, settings: Gsm8kTask) -> tuple[Message, Message]:
     """A worked example as two turns, in the form that is asked for, without calculator marks."""
     question, solution, final = _read(row)
     reasoning = _CALCULATOR.sub("", solution.rpartition("####")[0]).strip()
-    answer = f"{reasoning}\n#### {final}"
-    if settings.answer_format == "tags":
-        answer = f"<think>{reasoning}</think>\n<answer>{final}</answer>"
+    form = FORMS[settings.answer_format].example
+    answer = form.replace("{reasoning}", reasoning).replace("{final}", final)
     return {"role": "user", "content": question.strip()}, {"role": "assistant", "content": answer}
 
 

@@ -7,6 +7,7 @@ import pytest
 from groupwise.config import Gsm8kTask
 from groupwise.errors import DataError
 from groupwise.tasks import gsm8k
+from groupwise.tasks.gsm8k_forms import FORMS
 
 
 def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
@@ -53,7 +54,7 @@ def test_the_answer_is_the_final_number_and_the_solution_stays_whole(folder: Pat
         "solution": "2 * 1,000 = 2,000\n#### 2,000",
     }
     assert problem.prompt == (
-        {"role": "system", "content": gsm8k.SYSTEM},
+        {"role": "system", "content": FORMS["tags"].system},
         {"role": "user", "content": "train 2?"},
     )
 
@@ -150,7 +151,7 @@ def test_hashes_are_asked_for_shown_and_judged(tmp_path: Path) -> None:
     task = gsm8k.build(settings)
     system, _, example, _ = task.test[0].prompt
 
-    assert system == {"role": "system", "content": gsm8k.HASHES_SYSTEM}
+    assert system == {"role": "system", "content": FORMS["hashes"].system}
     assert example == {"role": "assistant", "content": "2 * 9 = 18\n#### 18"}
     assert task.formatted("2 * 9 = 18\n#### 18")
     for text in ("#### 18", "so 18", "a #### 18\nmore", "a\n#### 1\n#### 18", "a\n####", ""):

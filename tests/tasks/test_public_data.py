@@ -13,7 +13,7 @@ import pytest
 from groupwise.config import AquaRatTask, Gsm8kTask, MathQaTask, MathTask
 from groupwise.rewards import cookbook, lm_book, simple_grpo
 from groupwise.rewards.cot import cot_features
-from groupwise.tasks import aqua_rat, choices, gsm8k, math, mathqa
+from groupwise.tasks import aqua_rat, choices, gsm8k, gsm8k_forms, math, mathqa
 from groupwise.tasks.base import Task
 
 
@@ -43,8 +43,10 @@ def test_gsm8k_gold_solutions_score_full_marks() -> None:
         solution, answer = row["solution"], row["answer"]
         thought = solution.rpartition("####")[0]
         tagged = f"<think>{thought}</think>\n<answer>{answer}</answer>"
-        assert gsm8k.correct(solution, answer) and gsm8k.hashes_formatted(solution), solution
-        assert gsm8k.correct(tagged, answer) and gsm8k.formatted(tagged), tagged
+        assert gsm8k_forms.correct(solution, answer) and gsm8k_forms.hashes_formatted(solution), (
+            solution
+        )
+        assert gsm8k_forms.correct(tagged, answer) and gsm8k_forms.tags_formatted(tagged), tagged
         assert simple_grpo.answer(tagged, answer) + simple_grpo.form(tagged) == 2.25
         book = tagged.replace("think>", "reasoning>")
         assert lm_book.answer(book, answer) == 2.0 and lm_book.form(book) == pytest.approx(0.8)
