@@ -2,7 +2,8 @@
 
     import groupwise
     config = groupwise.load_recipe("demo", ["steps=20"])
-    result = groupwise.train(config, out="runs/mine")
+    result = groupwise.train(config)
+    result.model
 
 The steps of the loop can be called alone too: see `groupwise.train.loop`.
 """
@@ -26,7 +27,6 @@ _HOME = {
     "Reward": "groupwise.rewards.base",
     "Task": "groupwise.tasks.base",
     "Result": "groupwise.train.api",
-    "train": "groupwise.train.api",
     "Completion": "groupwise.types",
     "Group": "groupwise.types",
     "Problem": "groupwise.types",
@@ -47,6 +47,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load on first use: reading a config must not cost the import of torch."""
+    if name == "train":
+        return import_module("groupwise.train")  # a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,11 +1,16 @@
 """Held-out evaluation: greedy accuracy, sampled mean, pass@k, maj@k, format, lengths.
 
 Accuracy is judged by the task, not by the rewards, so a reward that can be gamed shows up here.
+What each problem came to is kept beside the means, so that two runs can be compared problem by
+problem: `groupwise compare`.
 """
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from groupwise.config import EvalSettings, RolloutSettings
 from groupwise.policy.load import Policy
@@ -14,7 +19,23 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.collect import Prompted, sample_groups
 from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
-from groupwise.types import Group, Sampling
+from groupwise.types import Group, Problem, Sampling
+
+STORED_TEXT = 4000
+"""Characters of an answer that are kept; the rest is dropped."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the problems, and one line for each of them, as plain JSON values.
+
+    Evaluation({"accuracy": 0.5, ...}, [{"id": "3+4", "question": "5f2c...", "correct": 1.0,
+        "format": 1.0, "tokens": 12, "truncated": False, "reward": 1.2,
+        "rewards": {"correct": 1.0, "format": 1.0}, "sampled": [1.0, 0.0], "text": "..."}, ...])
+    """
+
+    metrics: dict[str, float]
+    problems: list[dict[str, Any]]
 
 
 def judges(task: Task) -> list[Reward]:
@@ -34,7 +55,7 @@ def evaluate(
     *,
     seed: int,
     rewards: Scorer | None = None,
-) -> dict[str, float]:
+) -> Evaluation:
     """Metrics on `problems`. The keys of sampled metrics name k: pass@4, maj@4."""
     limit = settings.max_completion_tokens or rollout.max_completion_tokens
     greedy = Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop)
@@ -49,15 +70,44 @@ def evaluate(
     }
     if "correct" in verdicts:
         metrics = {"accuracy": _mean([line[0] for line in verdicts["correct"]]), **metrics}
+    lines = _greedy_lines(groups, verdicts)
     if rewards is not None:
-        metrics |= _reward_means(groups, rewards)
+        metrics |= _reward_means(groups, rewards, lines)
     if settings.k > 1:
         sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
         groups = sample_groups(
             problems, engine, policy, sampled, group_size=settings.k, seed=seed, step="sampled"
         )
-        metrics |= _sampled_metrics(groups, _judge(groups, judge), task, settings.k)
-    return metrics
+        verdicts = _judge(groups, judge)
+        metrics |= _sampled_metrics(groups, verdicts, task, settings.k)
+        for line, right in zip(lines, verdicts.get("correct", []), strict=False):
+            line["sampled"] = right
+    return Evaluation(metrics, lines)
+
+
+def _greedy_lines(
+    groups: list[Group], verdicts: dict[str, list[list[float]]]
+) -> list[dict[str, Any]]:
+    """What each problem's greedy answer came to; rewards and sampled answers are added later."""
+    lines = []
+    for index, group in enumerate(groups):
+        completion = group.completions[0]
+        judged = {name: values[index][0] for name, values in verdicts.items()}
+        length = {"tokens": len(completion.tokens), "truncated": completion.truncated}
+        text = {"text": completion.text[:STORED_TEXT]}
+        name = {"id": group.problem.id, "question": question_digest(group.problem)}
+        lines.append({**name, **judged, **length, **text})
+    return lines
+
+
+def question_digest(problem: Problem) -> str:
+    """Tells problems of the same id apart: a row's number says nothing about what it asks.
+
+    Of the last turn alone, so that runs with different system prompts can be compared.
+    """
+    prompt = problem.prompt
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
 def _sampled_metrics(
@@ -102,10 +152,16 @@ def _judge(groups: list[Group], judge: Scorer) -> dict[str, list[list[float]]]:
     return lines
 
 
-def _reward_means(groups: list[Group], scorer: Scorer) -> dict[str, float]:
+def _reward_means(
+    groups: list[Group], scorer: Scorer, lines: list[dict[str, Any]]
+) -> dict[str, float]:
+    """The mean of each reward; what each problem got is added to its line."""
     flat = [(group.problem, c.text) for group in groups for c in group.completions]
     scores = scorer.score([problem for problem, _ in flat], [text for _, text in flat])
     totals = weighted(scores, {reward.name: reward.weight for reward in scorer.rewards})
+    for index, line in enumerate(lines):
+        line["reward"] = totals[index]
+        line["rewards"] = {name: values[index] for name, values in scores.items()}
     known = {name: [v for v in values if v is not None] for name, values in scores.items()}
     means = {f"rewards/{name}": _mean(values) for name, values in known.items() if values}
     return {"reward": _mean([t for t in totals if t is not None]), **means}

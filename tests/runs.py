@@ -66,6 +66,7 @@ def fingerprint(folder: pathlib.Path) -> dict[str, Any]:
         "best": digest(folder / "best") if (folder / "best").exists() else None,
         "metrics": timeless_metrics(folder),
         "rollouts": {path.name: read_rollouts(path) for path in rollouts},
+        "held_out": {p.name: p.read_text() for p in sorted((folder / "eval").iterdir())},
         "before": summary["before"],
         "after": summary["after"],
     }

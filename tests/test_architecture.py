@@ -16,17 +16,20 @@ PACKAGE = ROOT / "groupwise"
 # From the top: a module may import from its own layer and from those below, never from above.
 LAYERS = [
     ["cli", "__init__", "__main__"],
-    ["check", "sample"],
+    ["check", "compare", "doctor", "explain", "moving", "pairs", "sample", "view"],
     ["train"],
     ["load"],
     ["evaluate"],
     ["rollout"],
+    ["reward_models"],
+    ["serve"],
     ["policy"],
     ["batch"],
     ["tasks"],
     ["rewards"],
     ["tracking"],
-    ["recipe"],
+    ["diagnose"],
+    ["recipe", "tiny_run"],
     ["config"],
     ["objective"],
     ["types"],
@@ -100,7 +103,7 @@ def test_settings_grow_only_on_purpose() -> None:
     assert leaves(Config) == SETTINGS, "a setting came or went: change the number knowingly"
 
 
-SETTINGS = 155
+SETTINGS = 170
 
 
 def test_every_setting_is_documented() -> None:

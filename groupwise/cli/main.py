@@ -11,7 +11,11 @@ from groupwise.cli.app import app
 from groupwise.errors import GroupwiseError, Interrupted
 
 # Importing a module adds its commands to the application: the order here is that of the help.
-for name in ("train", "models", "recipes", "reward"):
+COMMANDS = (
+    "train", "models", "compare", "view", "recipes", "doctor", "explain", "reward",
+    "serve", "export", "import_",
+)  # fmt: skip
+for name in COMMANDS:
     importlib.import_module(f"groupwise.cli.{name}")
 
 

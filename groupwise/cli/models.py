@@ -31,7 +31,7 @@ def evaluate(
     from groupwise.tracking.report import metrics_table
 
     with load_parts(config) as parts, console.status("evaluating"):
-        metrics = parts.evaluate("test")
+        metrics = parts.evaluate("test").metrics
     console.print(metrics_table(metrics, f"{model} on {config.task.kind} (test)"))
     if json_file:
         pathlib.Path(json_file).write_text(json.dumps(metrics, indent=2) + "\n")

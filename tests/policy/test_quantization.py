@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.config import AdapterSettings
 from groupwise.errors import MissingExtraError, ModelError
-from groupwise.export import export_model
+from groupwise.moving.folder import export_model
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy
 from groupwise.policy.quantization import quantization_config, weight_bytes, weight_count

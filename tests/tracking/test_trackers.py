@@ -9,7 +9,7 @@ from rich.console import Console
 
 from groupwise.tracking import console as console_module
 from groupwise.tracking.base import Trackers
-from groupwise.tracking.console import LiveConsole, printable, sparkline
+from groupwise.tracking.console import LiveConsole, can_redraw, printable, sparkline
 from groupwise.tracking.run import differences, read_metrics
 from groupwise.train.api import train
 from runs import small_config
@@ -131,3 +131,13 @@ def test_what_may_change_between_two_starts_of_a_run() -> None:
         "steps was 4 and is now 9"
     ]
     assert len(differences(old, small_config("seed=1", "batch.prompts=5"))) == 2
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_redraws_only_if_it_has_widgets(
+    widgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if widgets else None)
+    notebook = Console(force_jupyter=True, force_terminal=False)
+    assert can_redraw(notebook) is widgets
+    assert can_redraw(Console(force_terminal=True)) and not can_redraw(Console(file=io.StringIO()))

@@ -1,4 +1,4 @@
-"""`groupwise export`: a trained model as a folder of its own, an adapter merged on request.
+"""`groupwise export`: a trained model as a folder of its own or on the hub, an adapter merged.
 
 Merging is done in fp32 and rounded once, to the precision that was trained in. An adapter trained
 on quantised weights is merged into those weights dequantised: they are what it was trained on.
@@ -68,6 +68,26 @@ def _base(name: str, config: Config | None) -> Any:
         quantization_config=quantization_config(config.quantization, torch.float32, name, device),
     )
     return quantized.dequantize().to("cpu", torch.float32)
+
+
+def push_model(folder: pathlib.Path, repository: str) -> str:
+    """Upload a model folder; returns where it is. A new repository is private: publish it there."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="Trained with groupwise"
+        )
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"cannot upload {folder} to {repository!r}: {reason}. Sign in with `hf auth login`, "
+            "and name the repository as owner/name"
+        ) from error
+    return str(address)
 
 
 def trained_dtype(folder: pathlib.Path) -> torch.dtype:
