@@ -21,7 +21,15 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
     return [text for found, text in opened if found == language]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def lane(page: pathlib.Path) -> list[pytest.MarkDecorator]:
+    """What the README shows is run in the fast lane, the other pages in the slow one."""
+    return [] if page.name == "README.md" and page.parent == ROOT else [pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=lane(p), id=p.name) for p in PAGES if blocks(p, "python")],
+)
 def test_python_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
     code = "\n".join(blocks(page, "python"))
     done = subprocess.run(
@@ -38,7 +46,7 @@ def commands(page: pathlib.Path) -> list[str]:
 # Servers do not end: tests/view/test_view_command.py and tests/serve/test_reference_runs.py run
 # those that are shown.
 SHOWN = [
-    (page.name, line)
+    pytest.param(page.name, line, marks=lane(page))
     for page in PAGES
     for line in commands(page)
     if not line.startswith(("groupwise view", "groupwise serve"))
