@@ -7,7 +7,7 @@ A layer that the compiler refuses is run as it is.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -24,13 +24,20 @@ _refused: set[type[nn.Module]] = set()
 def compiled_layers(model: Any, on: bool) -> Iterator[None]:
     """While this is open, the model's layers are compiled ones (if `on`); backward included."""
     layers = (decoder_layers(model) or []) if on else []
-    for layer in layers:
-        layer.forward = partial(_run, layer)
+    with running({layer: partial(_run, layer) for layer in layers}):
+        yield
+
+
+@contextmanager
+def running(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """While this is open, modules run these functions instead of their own `forward`."""
+    for module, forward in forwards.items():
+        vars(module)["forward"] = forward
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for module in forwards:
+            del module.forward
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
@@ -44,7 +51,7 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind = type(layer)
     if kind not in _refused:
         try:
-            return _compiled(kind)(layer, *args, **kwargs)
+            return compiled(kind)(layer, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler can fail in any way; the plain layer always works
@@ -54,6 +61,6 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
-def _compiled(kind: type[nn.Module]) -> Any:
-    """For any number of rows and tokens: batches differ in both at every step."""
+def compiled(kind: type[nn.Module]) -> Any:
+    """A layer's code, for any number of rows and tokens: batches differ in both at every step."""
     return torch.compile(kind.forward, dynamic=True)

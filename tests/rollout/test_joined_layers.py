@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from groupwise.policy.compiled import decoder_layers
-from groupwise.rollout.native.layers import join_projections
+from groupwise.rollout.native.joined import Joined, join_projections
 from small_models import FAMILIES, random_model
 
 TOKENS = torch.tensor([[5, 6, 7, 8]])
@@ -18,15 +18,12 @@ def test_joining_changes_no_logits_and_no_parameters(family: str, tmp_path) -> N
     assert layers is not None and len(layers) == model.config.num_hidden_layers
     before = {name: p.clone() for name, p in model.named_parameters()}
     expected = model(TOKENS).logits
-    joined = [place for layer in layers for place in join_projections(layer)]
+    joined = Joined(layers)
     assert dict(model.named_parameters()).keys() == before.keys()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    plain = [getattr(parent, name) for parent, name, _ in joined]
-    for parent, name, new in joined:
-        setattr(parent, name, new)
-    assert torch.allclose(model(TOKENS).logits, expected, atol=1e-5)
-    for (parent, name, _), linear in zip(joined, plain, strict=True):
-        setattr(parent, name, linear)
+    assert joined.holds
+    with joined.instead():
+        assert torch.allclose(model(TOKENS).logits, expected, atol=1e-5)
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)
     assert all(torch.equal(p, before[name]) for name, p in again.named_parameters())
@@ -41,3 +38,12 @@ def test_an_update_of_a_parameter_reaches_the_joint_product() -> None:
         own.add_(1.0)
     joint = first[2].weight
     assert isinstance(joint, nn.Parameter) and torch.equal(joint[: len(own)], own)
+
+
+def test_weights_that_were_put_elsewhere_are_noticed() -> None:
+    model = random_model("llama")
+    joined = Joined([model.model.layers[0]])
+    assert joined.holds
+    weight = model.model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+    assert not joined.holds

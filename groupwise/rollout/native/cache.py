@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import Form, grouped
+from groupwise.policy.attention import Form
 from groupwise.policy.pieces import Pieces
 
 
@@ -34,35 +34,39 @@ class Prefill:
 
 
 class SlotCache:
-    """(slots, length, heads, size) keys and values per layer; attention over the active slots."""
+    """(slots, length, heads, size) keys and values per layer; attention over the active slots.
+
+    Our kernel reads them as they are. Without it a head's places lie side by side in memory, and
+    this is a view of them: matrix products take them so, and would copy anything else.
+    """
 
     def __init__(self, like: Prefill, slots: int, length: int) -> None:
         self.slots, self.length = slots, length
         self.device = next(iter(like.kept.values()))[0].device
-        self.layers = {
-            layer: (
-                k.new_zeros(slots, length, *k.shape[1:]),
-                v.new_zeros(slots, length, *v.shape[1:]),
-            )
-            for layer, (k, v) in like.kept.items()
-        }
+        same = all(k.shape == v.shape for k, v in like.kept.values())
+        self.kernel = same and _kernel_is_there(self.device)
+
+        def store(x: Tensor) -> Tensor:
+            heads, size = x.shape[1:]
+            if self.kernel:
+                return x.new_zeros(slots, length, heads, size)
+            return x.new_zeros(slots, heads, length, size).transpose(1, 2)
+
+        self.layers = {layer: (store(k), store(v)) for layer, (k, v) in like.kept.items()}
         self.fill: Tensor = torch.zeros(0)
         """Tokens in each active slot before the present step."""
-        self.places: Tensor = torch.zeros(0, dtype=torch.long)
-        """Where the new tokens' keys go, slots one after the other."""
+        self.rows: Tensor = torch.zeros(0, dtype=torch.long)
+        """The active slots."""
         self.reach = 0
         """Places of a slot that any active answer may see in the present step."""
-        self._masks: dict[int | None, Tensor] = {}
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
         self.present: tuple[Tensor, Tensor] = self.layers[min(self.layers)]
         """Keys and values of the layer that compiled code is at."""
-        same = all(keys.shape == values.shape for keys, values in self.layers.values())
-        self.kernel = same and _kernel_is_there(self.device)
 
     def begin_step(self, fill_n: Tensor, reach: int) -> None:
         self.fill, self.reach = fill_n, reach
         if not self.kernel:
-            first = torch.arange(len(fill_n), device=fill_n.device) * self.length
-            self.places = first + fill_n
+            self.rows = torch.arange(len(fill_n), device=fill_n.device)
         self._masks.clear()
 
     def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
@@ -74,37 +78,51 @@ class SlotCache:
             return torch.ops.groupwise.attend_slots(
                 q, k, v, keys, values, self.fill, form.scale, window, softcap
             )
-        keys.flatten(0, 1).index_copy_(0, self.places, k[:, :, 0])
-        values.flatten(0, 1).index_copy_(0, self.places, v[:, :, 0])
-        seen = slice(0, len(self.fill)), slice(0, self.reach)
-        return grouped(
-            q, keys[seen].transpose(1, 2), values[seen].transpose(1, 2), self._mask(form), form
-        )
+        keys[self.rows, self.fill] = k[:, :, 0]
+        values[self.rows, self.fill] = v[:, :, 0]
+        active = slice(0, len(self.fill)), slice(0, self.reach)
+        seen_k, seen_v = (x[active].transpose(1, 2).flatten(0, 1) for x in (keys, values))
+        return _one_token(q, seen_k, seen_v, self._mask(form, k.shape[1]), form)
 
-    def _mask(self, form: Form) -> Tensor:
-        """(n, 1, 1, reach): a token sees its slot up to itself, or its window's part of that."""
-        if form.window not in self._masks:
+    def _mask(self, form: Form, heads: int) -> Tensor:
+        """(n * heads, 1, reach): 0 where a token sees its slot (up to itself, or its window's
+        part of that), minus infinity elsewhere."""
+        if (form.window, heads) not in self._masks:
             places = torch.arange(self.reach, device=self.fill.device)
-            visible = places[None, :] <= self.fill[:, None]
+            hidden = places[None, :] > self.fill[:, None]
             if form.window is not None:
-                visible &= self.fill[:, None] - places[None, :] < form.window
-            self._masks[form.window] = visible[:, None, None]
-        return self._masks[form.window]
+                hidden |= self.fill[:, None] - places[None, :] >= form.window
+            kind = self.present[0].dtype
+            mask = torch.zeros_like(hidden, dtype=kind).masked_fill_(hidden, -torch.inf)
+            self._masks[form.window, heads] = mask.repeat_interleave(heads, 0)[:, None]
+        return self._masks[form.window, heads]
 
     def admit(self, prefill: Prefill, prompts: Mapping[int, int]) -> None:
         """Copy prompts into slots: `prompts` says which slot gets which of the prefill's."""
         lengths = {place: prefill.length(place) for place in prompts.values()}
         sources = [prefill.bounds[p] + torch.arange(lengths[p]) for p in prompts.values()]
-        targets = [s * self.length + torch.arange(lengths[p]) for s, p in prompts.items()]
-        source, target = (torch.cat(x).to(self.device) for x in (sources, targets))
+        slots = [torch.full((lengths[p],), slot) for slot, p in prompts.items()]
+        places = [torch.arange(lengths[p]) for p in prompts.values()]
+        source, slot, place = (torch.cat(x).to(self.device) for x in (sources, slots, places))
         for layer, pair in prefill.kept.items():
             for store, new in zip(self.layers[layer], pair, strict=True):
-                store.flatten(0, 1)[target] = new[source]
+                store[slot, place] = new[source]
 
     def move(self, sources: list[int], targets: list[int], reach: int) -> None:
         for pair in self.layers.values():
             for store in pair:
                 store[targets, :reach] = store[sources, :reach]
+
+
+def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, form: Form) -> Tensor:
+    """(n, H, 1, D) queries, (n * K, L, D) keys and values to (n, 1, H, D)."""
+    rows, heads, _, size = q.shape
+    q = q.reshape(len(k), -1, size)  # query heads of one key head are further queries of it
+    if form.softcap is None:
+        scores = torch.baddbmm(mask, q, k.mT, alpha=form.scale)
+    else:
+        scores = torch.tanh(q @ k.mT * (form.scale / form.softcap)) * form.softcap + mask
+    return (scores.softmax(-1) @ v).view(rows, 1, heads, v.shape[-1])
 
 
 def _kernel_is_there(device: torch.device) -> bool:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from groupwise.policy.compiled import running
+
 FEW, MANY = 4, 64
 """Rows from which on it pays, and up to which."""
 
@@ -29,22 +31,19 @@ def by_columns(model: Any) -> Iterator[None]:
         and module.weight.device.type == "cpu"
         and "forward" not in vars(module)
     ]
-    for linear in linears:
-        vars(linear)["forward"] = partial(_product, linear)
-    try:
+    with running({linear: partial(_forward, linear) for linear in linears}):
         yield
-    finally:
-        for linear in linears:
-            del linear.forward
 
 
-def _product(linear: nn.Linear, x: Tensor) -> Tensor:
+def _forward(linear: nn.Linear, x: Tensor) -> Tensor:
+    return product(x, linear.weight, linear.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What F.linear gives, in whichever way is faster for so many rows."""
     rows = x.numel() // x.shape[-1]
     if not FEW <= rows <= MANY:
-        return F.linear(x, linear.weight, linear.bias)
+        return F.linear(x, weight, bias)
     columns = x.reshape(rows, -1).t().contiguous()
-    if linear.bias is None:
-        product = linear.weight @ columns
-    else:
-        product = torch.addmm(linear.bias[:, None], linear.weight, columns)
-    return product.t().unflatten(0, x.shape[:-1])
+    by_column = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return by_column.t().unflatten(0, x.shape[:-1])

@@ -8,6 +8,7 @@ On CUDA several steps run as one burst of graph replays; what is drawn past an e
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.attention import attending
+from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.load import Policy
 from groupwise.rollout.native.cache import Prefill, SlotCache, slot_bytes
 from groupwise.rollout.native.columns import by_columns
 from groupwise.rollout.native.graphs import BURST, Graphs
+from groupwise.rollout.native.joined import Joined
 from groupwise.rollout.native.lines import Lines
 from groupwise.rollout.native.memory import free_bytes
 from groupwise.rollout.noise import key_tensor
@@ -53,6 +56,7 @@ class NativeEngine:
         self.max_batch = max_batch
         self.version = 0
         self.cache: SlotCache | None = None
+        self.joined: Joined | None = None
         self.graphs = None
         if graphs and policy.device.type == "cuda":
             self.graphs = Graphs(policy, compile_layers)
@@ -69,10 +73,18 @@ class NativeEngine:
         if self.graphs is not None:
             self.graphs.follow_weights()
         try:
-            with by_columns(self.policy.model):
+            with self._joined(), by_columns(self.policy.model):
                 return _Rollout(self, requests, sampling).run()
         finally:
             self.policy.model.train(training)
+
+    def _joined(self) -> AbstractContextManager[None]:
+        """On a CPU, layers that read the same input are one product; graphs see to it elsewhere."""
+        if self.policy.device.type != "cpu":
+            return nullcontext()
+        if self.joined is None or not self.joined.holds:
+            self.joined = Joined(decoder_layers(self.policy.model) or [])
+        return self.joined.instead()
 
     def slots_for(self, like: Prefill, answers: int, length: int) -> SlotCache:
         """The cache to use: the one there is if it is large enough, else one as memory allows."""
