@@ -117,7 +117,8 @@ def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    chosen = [pathlib.Path(name) for name in sys.argv[1:]] or sorted(ROOT.glob("results/*.json"))
+    there = [path for path in ROOT.glob("results/*.json") if not path.stem.startswith("memory")]
+    chosen = [pathlib.Path(name) for name in sys.argv[1:]] or sorted(there)
     for source in chosen:
         for picture in draw(source, IMAGES):
             print(picture.relative_to(ROOT.parent))

@@ -106,6 +106,7 @@ def test_a_wrong_preset_is_an_error_of_the_user() -> None:
         ("simple_grpo", "stale"),
         ("best_small", "lora"),
         ("best_small", "3b"),
+        ("best_small", "quarter_hour"),
     ],
 )
 def test_presets_train_too(name: str, preset: str, tmp_path: pathlib.Path) -> None:
