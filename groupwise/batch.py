@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from groupwise.objective.aggregate import Denominator
-from groupwise.types import Group
+from groupwise.types import Completion, Group, Problem
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,18 @@ def microbatches(
             count = sum(total <= budget for total in itertools.accumulate(lengths))
         chosen, pieces = pieces[: max(1, count)], pieces[max(1, count) :]
         yield _microbatch(groups, chosen, mask_truncated, keep_above, layout, pad_id)
+
+
+def blank(layout: str, pad_id: int) -> Microbatch:
+    """Nobody's token: a pass for a rank that has no work left while the others still do."""
+    nobody = Group(Problem("", ""), (pad_id,), (Completion((pad_id,), (0.0,), "eos"),))
+    (micro,) = microbatches([nobody], layout=layout, budget=1, pad_id=pad_id)
+    return replace(micro, mask_BT=torch.zeros_like(micro.mask_BT), members=())
+
+
+def token_count(group: Group) -> int:
+    """Tokens of a group: about what it costs to compute."""
+    return len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
 
 
 Piece = tuple[int, tuple[int, ...]]

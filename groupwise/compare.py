@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from groupwise.config.flat import leaves
 from groupwise.errors import RunFolderError
 from groupwise.recipe import read_yaml
-from groupwise.tracking.run import leaves, read_lines
+from groupwise.tracking.run import read_lines
 
 RESAMPLES = 10_000
 AT_ONCE = 4_000_000

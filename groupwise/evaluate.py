@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.config import EvalSettings, RolloutSettings
+from groupwise.distributed.world import ALONE, World
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward, weighted
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, sample_groups
+from groupwise.rollout.collect import Prompted, sample_groups, share_groups
 from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.types import Group, Problem, Sampling
@@ -55,12 +56,24 @@ def evaluate(
     *,
     seed: int,
     rewards: Scorer | None = None,
+    world: World = ALONE,
 ) -> Evaluation:
-    """Metrics on `problems`. The keys of sampled metrics name k: pass@4, maj@4."""
+    """Metrics on `problems`. The keys of sampled metrics name k: pass@4, maj@4.
+
+    Each rank samples and judges its share; all ranks get the same metrics.
+    """
     limit = settings.max_completion_tokens or rollout.max_completion_tokens
-    greedy = Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop)
-    groups = sample_groups(problems, engine, policy, greedy, group_size=1, seed=seed, step="greedy")
-    verdicts = _judge(groups, judge)
+
+    def sample(sampling: Sampling, count: int, name: str) -> list[Group]:
+        def make(mine: list[Prompted]) -> list[Group]:
+            return sample_groups(
+                mine, engine, policy, sampling, group_size=count, seed=seed, step=name
+            )
+
+        return share_groups(world, problems, make)
+
+    groups = sample(Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop), 1, "greedy")
+    verdicts = _judge(groups, judge, world)
     completions = [group.completions[0] for group in groups]
     metrics = {
         "format": _mean([line[0] for line in verdicts["format"]]),
@@ -72,13 +85,11 @@ def evaluate(
         metrics = {"accuracy": _mean([line[0] for line in verdicts["correct"]]), **metrics}
     lines = _greedy_lines(groups, verdicts)
     if rewards is not None:
-        metrics |= _reward_means(groups, rewards, lines)
+        metrics |= _reward_means(groups, rewards, lines, world)
     if settings.k > 1:
         sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
-        groups = sample_groups(
-            problems, engine, policy, sampled, group_size=settings.k, seed=seed, step="sampled"
-        )
-        verdicts = _judge(groups, judge)
+        groups = sample(sampled, settings.k, "sampled")
+        verdicts = _judge(groups, judge, world)
         metrics |= _sampled_metrics(groups, verdicts, task, settings.k)
         for line, right in zip(lines, verdicts.get("correct", []), strict=False):
             line["sampled"] = right
@@ -142,22 +153,36 @@ def majority_is_right(answers: Sequence[str | None], right: Sequence[float]) -> 
     return right[list(answers).index(common)] > 0.5
 
 
-def _judge(groups: list[Group], judge: Scorer) -> dict[str, list[list[float]]]:
-    flat = [(group.problem, c.text) for group in groups for c in group.completions]
-    scores = judge.score([problem for problem, _ in flat], [text for _, text in flat])
+def _scores(groups: list[Group], scorer: Scorer, world: World) -> dict[str, list[float | None]]:
+    """Every reward on every answer, flat; each rank scores its share of the groups."""
+
+    def score(mine: list[Group]) -> list[dict[str, list[float | None]]]:
+        flat = [(group.problem, c.text) for group in mine for c in group.completions]
+        found = scorer.score([problem for problem, _ in flat], [text for _, text in flat])
+        following = {name: iter(values) for name, values in found.items()}
+        return [
+            {name: [next(values) for _ in g.completions] for name, values in following.items()}
+            for g in mine
+        ]
+
+    shared = world.share(groups, score)
+    names = [reward.name for reward in scorer.rewards]
+    return {name: [v for line in shared for v in line[name]] for name in names}
+
+
+def _judge(groups: list[Group], judge: Scorer, world: World) -> dict[str, list[list[float]]]:
     lines: dict[str, list[list[float]]] = {}
-    for name, values in scores.items():
+    for name, values in _scores(groups, judge, world).items():
         following = iter(values)
         lines[name] = [[float(next(following) or 0.0) for _ in g.completions] for g in groups]
     return lines
 
 
 def _reward_means(
-    groups: list[Group], scorer: Scorer, lines: list[dict[str, Any]]
+    groups: list[Group], scorer: Scorer, lines: list[dict[str, Any]], world: World
 ) -> dict[str, float]:
     """The mean of each reward; what each problem got is added to its line."""
-    flat = [(group.problem, c.text) for group in groups for c in group.completions]
-    scores = scorer.score([problem for problem, _ in flat], [text for _, text in flat])
+    scores = _scores(groups, scorer, world)
     totals = weighted(scores, {reward.name: reward.weight for reward in scorer.rewards})
     for index, line in enumerate(lines):
         line["reward"] = totals[index]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from groupwise.config import Config, RewardSettings
+from groupwise.distributed.world import ALONE, World
 from groupwise.evaluate import Evaluation, evaluate, judges
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
@@ -23,6 +24,8 @@ from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
 from groupwise.rollout.transformers import TransformersEngine
+from groupwise.rollout.vllm.engine import vllm_engine
+from groupwise.rollout.workers.engine import WorkersEngine
 from groupwise.serve.reference import ServerReference
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.catalog import build_task
@@ -35,6 +38,7 @@ ENGINES: dict[str, Callable[[Policy, Config], Engine]] = {
         policy, config.engine.max_batch, config.compile != "none", graphs=not policy.int8
     ),
     "transformers": lambda policy, config: TransformersEngine(policy, config.engine.max_batch),
+    "vllm": vllm_engine,
 }
 
 
@@ -49,6 +53,7 @@ class Parts:
     scorer: Scorer
     judge: Scorer
     problems: dict[Split, list[Prompted]]
+    world: World = ALONE
 
     def evaluate(self, split: Split) -> Evaluation:
         return evaluate(
@@ -61,6 +66,7 @@ class Parts:
             self.config.rollout,
             seed=self.config.seed,
             rewards=self.scorer,
+            world=self.world,
         )
 
     def __enter__(self) -> "Parts":
@@ -72,6 +78,8 @@ class Parts:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        if isinstance(self.engine, WorkersEngine):
+            self.engine.close()
         self.scorer.close()
         self.judge.close()
 
@@ -82,8 +90,12 @@ def load_parts(
     weights: str | None = None,
     rewards: Sequence[Reward] | None = None,
     task: Task | None = None,
+    training: bool = False,
 ) -> Parts:
-    """Build everything. `weights`: a folder to load instead of config.model (a checkpoint's)."""
+    """Build everything. `weights`: a folder to load instead of config.model (a checkpoint's).
+
+    `training`: for a run, which samples in workers where the recipe says so.
+    """
     task = task or build_task(config.task)
     chosen = list(rewards) if rewards is not None else find_rewards(config, task)
     scorer = Scorer(chosen, config.reward_timeout, config.on_reward_error)
@@ -106,7 +118,10 @@ def load_parts(
                 split,
                 limit,
             )
-    engine = make_engine(policy, config)
+    apart = training and config.workers.apart
+    if apart:
+        log.info("workers: %s", describe_workers(config))
+    engine = WorkersEngine(policy, config) if apart else make_engine(policy, config)
     return Parts(config, policy, task, engine, scorer, judge, problems)
 
 
@@ -170,3 +185,13 @@ def describe(config: Config, policy: Policy) -> str:
         f"{config.model}: {cost.parameters / 1e6:.1f} M parameters, {held} on "
         f"{policy.device.type}{threads}, {policy.layout.replace('_', '-')} batches; {cost}"
     )
+
+
+def describe_workers(config: Config) -> str:
+    """Who samples, how old their weights may be, and what corrects for that."""
+    workers, how = config.workers, config.algorithm.mismatch
+    named = ", ".join([f"{workers.count} of this machine"] * (workers.count > 0) + [*workers.urls])
+    if not workers.staleness:
+        return f"{named}; answers are by the present weights"
+    fixed = f"corrected for by algorithm.mismatch={how}" if how != "none" else "NOT corrected for"
+    return f"{named}; answers are by weights up to {workers.staleness} updates old, {fixed}"

@@ -2,11 +2,11 @@
 
 What a recipe is about stays: algorithm, rewards, adapter, optimizer, schedule, sampling, reference,
 epochs. What makes it large is swapped: the model for the embedded one, the numbers of steps,
-problems and tokens, the device, a reference server for the reference itself. Data from the hub
-gives way to samples/, a few sums in the form of the same dataset; data that is given by a path is
-used. The embedded model earns nothing by forms that it does not know, so a penalty on length
-(`rollout.overlong_buffer`) makes answers differ and updates happen: a tiny run shows that all parts
-work together, and nothing about learning.
+problems and tokens, the device, a reference server for the reference itself, vLLM and workers for
+an engine of our own in the same process. Data from the hub gives way to samples/, a few sums in the
+form of the same dataset; data that is given by a path is used. The embedded model earns nothing by
+forms that it does not know, so a penalty on length (`rollout.overlong_buffer`) makes answers differ
+and updates happen: a tiny run shows that all parts work together, and nothing about learning.
 """
 
 import pathlib
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupwise.config import Config
+from groupwise.config.flat import leaves
 
 SAMPLES = pathlib.Path(__file__).parent / "tasks" / "samples"
 STEPS, PROBLEMS, ANSWER_TOKENS, PROMPT_TOKENS = 2, 4, 32, 448
@@ -43,6 +44,16 @@ def tiny(config: Config) -> Config:
         "max_completion_tokens": min(rollout.max_completion_tokens, ANSWER_TOKENS),
         "overlong_buffer": min(rollout.max_completion_tokens, ANSWER_TOKENS),
     }
+    if config.engine.kind == "vllm":
+        tree["engine"] = {"kind": "auto", "max_batch": config.engine.max_batch}
+    tree["workers"] |= {"count": 0, "urls": ()}
+    if config.precision == "fp16" and config.distributed.kind.startswith("zero"):
+        # DeepSpeed has no fp16 on a CPU.
+        tree["distributed"] |= {
+            "kind": "ddp",
+            "offload_optimizer": False,
+            "offload_parameters": False,
+        }
     if config.reference.kind == "server":
         tree["reference"] |= {"kind": "frozen", "urls": ()}
     tree["reference"]["every"] = 1
@@ -77,7 +88,7 @@ def tiny_task(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def swapped(before: Config, after: Config) -> list[str]:
     """What differs, in words: ["model tiny (was Qwen/Qwen2.5-3B-Instruct)", "steps 2 (was 50)"]"""
-    old, new = (_leaves(config.model_dump(mode="json")) for config in (before, after))
+    old, new = _named(before), _named(after)
     return [
         f"{name} {_shown(new.get(name))} (was {_shown(old.get(name))})"
         for name in [*new, *(name for name in old if name not in new)]
@@ -89,13 +100,7 @@ def _shown(value: Any) -> str:
     return "none" if value is None else "empty" if value == "" else str(value)
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if key == "rewards":
-            found[key] = ", ".join(reward["name"] for reward in value)
-        elif isinstance(value, dict) and value:
-            found |= _leaves(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
+def _named(config: Config) -> dict[str, Any]:
+    """Every setting by its flat name; rewards by theirs."""
+    names = ", ".join(reward.name for reward in config.rewards)
+    return leaves(config.model_dump(mode="json")) | {"rewards": names}

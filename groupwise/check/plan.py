@@ -4,7 +4,7 @@ import yaml
 
 from groupwise.batch import BatchPlan
 from groupwise.config import Config
-from groupwise.load import Parts, describe
+from groupwise.load import Parts, describe, describe_workers
 from groupwise.tracking.console import console
 
 
@@ -34,6 +34,8 @@ def print_plan(name: str, parts: Parts) -> None:
         "sampling": f"temperature {config.rollout.temperature:g}, "
         f"up to {config.rollout.max_completion_tokens} tokens",
     }
+    if config.workers.apart:
+        lines["workers"] = describe_workers(config)
     for key, text in lines.items():
         console.print(f"[bold]{key:<10}[/] {text}", highlight=False)
 

@@ -1,5 +1,6 @@
 """What `groupwise check` prints."""
 
+from groupwise.check.costs import print_costs
 from groupwise.check.plan import print_plan, print_settings
 from groupwise.check.trial import make_trial
 from groupwise.check.verdicts import Verdict, verdicts
@@ -9,9 +10,17 @@ from groupwise.tracking.console import console, printable
 from groupwise.train.api import check_plan
 
 
-def print_check(name: str, config: Config, *, dry: bool = False) -> None:
-    """The plan; then, unless `dry`, what a trial of a few real problems foretells."""
+def print_check(
+    name: str, config: Config, *, dry: bool = False, gpu: str | None = None, gpus: int = 1
+) -> None:
+    """What it costs on paper; what it says; unless `dry`, what a trial of a few problems foretells.
+
+    For a GPU that is not here, for several, or for a mere shape there is the paper alone.
+    """
     check_plan(config)
+    if not print_costs(config, gpu, gpus):
+        return
+    console.print()
     with load_parts(config) as parts:
         print_plan(name, parts)
         if dry:

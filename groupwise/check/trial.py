@@ -55,7 +55,7 @@ def make_trial(parts: Parts) -> Trial:
     parts.engine.sync(version=0)
     _warm_up(small)
     clock = Clock()
-    groups = collect_step(small, state, clock).groups
+    groups = collect_step(small, state.step, state.cursor, clock).groups
     with clock.phase("logps"):
         groups = annotate(groups, parts.policy, state.reference, config)
     groups = advantages(groups, config.algorithm, reward_weights(parts.scorer, config.rollout))

@@ -41,6 +41,8 @@ def config_for(model: str, task: str | None, data: str | None, overrides: list[s
     saved = pathlib.Path(model) / "config.yaml"
     tree: dict[str, Any] = read_yaml(saved) if saved.is_file() else {}
     tree["model"] = model
+    if saved.is_file() and (tree.get("engine") or {}).get("kind") == "vllm":
+        tree["engine"] = {}  # the run's servers may be gone by now, or serve another run
     if task:
         tree["task"] = block_of("task", task)
         if not saved.is_file() or tree.get("rollout") is None:

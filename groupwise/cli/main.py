@@ -8,7 +8,7 @@ import sys
 from rich.logging import RichHandler
 
 from groupwise.cli.app import app
-from groupwise.errors import GroupwiseError, Interrupted
+from groupwise.errors import GroupwiseError, Interrupted, RankLost
 
 # Importing a module adds its commands to the application: the order here is that of the help.
 COMMANDS = (
@@ -36,6 +36,9 @@ def main() -> None:
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(3)
+    except RankLost as lost:
+        print(f"error: {lost}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("stopped at once; the last checkpoint is kept", file=sys.stderr)
         sys.exit(3)

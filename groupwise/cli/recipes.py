@@ -37,14 +37,23 @@ def check(
     dry: Annotated[
         bool, typer.Option("--dry", help="Say what the recipe says; try nothing.")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Another model, or a shape to plan for: shape:8b.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Plan for this GPU: h100, rtx4090, ... [default: this one].")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="Plan for so many of them.", min=1)] = 1,
 ) -> None:
-    """What a recipe will do: reads it, tries it on a few problems, and says what to mend.
+    """What a recipe will do: what it costs on paper, what a trial on a few problems shows.
 
     groupwise check demo batch.prompts=32
 
     groupwise check demo --dry
+
+    groupwise check cookbook --model shape:8b --gpu h100 --gpus 8
     """
-    chosen = choose(words, preset, tiny)
+    chosen = choose([*(words or []), *([f"model={model}"] if model else [])], preset, tiny)
     from groupwise.check.show import print_check
 
-    print_check(chosen.title, chosen.config, dry=dry)
+    print_check(chosen.title, chosen.config, dry=dry, gpu=gpu, gpus=gpus)

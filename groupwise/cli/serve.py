@@ -38,6 +38,56 @@ def reference(
 
     groupwise serve reference smollm2 --port 8650
     """
+    _check_words(device, precision, quantization)
+    from groupwise.serve.command import serve_reference
+    from groupwise.serve.running import Listening
+
+    listening = Listening(host, port, token or None, queue)
+    serve_reference(model, device, precision, quantization, tokens, listening, _announce)
+
+
+@serve_app.command()
+def rollouts(
+    model: Annotated[str, typer.Argument(help="What the recipe's `model:` says.")],
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)] = 8660,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
+        ),
+    ] = None,
+    queue: Annotated[int, typer.Option(help="Orders that may wait.", min=1)] = 64,
+    device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    quantization: Annotated[
+        str | None, typer.Option(help="int8 or nf4: weights in 8 or 4 bits.")
+    ] = None,
+    until_eof: Annotated[
+        bool, typer.Option("--until-eof", help="Stop when standard input ends.")
+    ] = False,
+) -> None:
+    """Answers sampled in a process of their own, for runs with workers.urls.
+
+    groupwise serve rollouts smollm2 --port 8660
+    """
+    _check_words(device, precision, quantization)
+    from groupwise.config import Config
+    from groupwise.load import make_engine
+    from groupwise.policy.load import Policy
+    from groupwise.rollout.engine import Engine
+    from groupwise.rollout.workers.command import serve_rollouts
+    from groupwise.rollout.workers.holder import Start
+    from groupwise.serve.running import Listening
+
+    def engine(policy: Policy, start: Start) -> Engine:
+        return make_engine(policy, Config(engine=start.engine, compile=start.compile))
+
+    listening = Listening(host, port, token or None, queue, until_eof)
+    serve_rollouts(model, device, precision, quantization, engine, listening, _announce)
+
+
+def _check_words(device: str, precision: str, quantization: str | None) -> None:
     from groupwise.errors import ConfigError
 
     for name, value, known in (
@@ -47,12 +97,39 @@ def reference(
     ):
         if value is not None and value not in known:
             raise ConfigError(f"{name} takes {', '.join(known)}, not {value!r}")
-    from groupwise.serve.command import Listening, serve_reference
 
-    def announce(address: str, made_up: str | None) -> None:
-        typer.echo(address)
-        if made_up is not None:
-            typer.echo(f"export GROUPWISE_TOKEN={made_up}")
 
-    listening = Listening(host, port, token or None, tokens, queue)
-    serve_reference(model, device, precision, quantization, listening, announce)
+def _announce(address: str, made_up: str | None) -> None:
+    typer.echo(address)
+    if made_up is not None:
+        typer.echo(f"export GROUPWISE_TOKEN={made_up}")
+
+
+@serve_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def vllm(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="What the recipe's `model:` says.")],
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
+        ),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    lora_rank: Annotated[
+        int, typer.Option(help="Take adapters of up to this rank instead of all weights.", min=0)
+    ] = 0,
+) -> None:
+    """`vllm serve` as runs with engine.kind=vllm need it. Flags of vLLM's own are passed on.
+
+    groupwise serve vllm Qwen/Qwen2.5-3B --max-model-len 2048 --tensor-parallel-size 2
+    """
+    from groupwise.errors import ConfigError
+    from groupwise.rollout.vllm.command import DTYPES, Serving, serve_vllm
+
+    if precision not in DTYPES:
+        raise ConfigError(f"--precision takes {', '.join(DTYPES)}, not {precision!r}")
+    more = tuple(context.args)
+    serve_vllm(Serving(model, host, port, precision, lora_rank, more), token or None)

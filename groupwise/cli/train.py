@@ -1,11 +1,15 @@
 """groupwise train: a recipe becomes a run folder."""
 
-from typing import Annotated
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
 from groupwise.cli.app import Words, app
 from groupwise.cli.chosen import Preset, Tiny, choose
+from groupwise.config import Config
+from groupwise.errors import ConfigError
 
 
 @app.command()
@@ -15,6 +19,12 @@ def train(
     preset: Preset = None,
     tiny: Tiny = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,
+    nproc: Annotated[
+        int, typer.Option(help="Processes on this machine that train together.", min=1)
+    ] = 1,
+    launcher: Annotated[
+        str | None, typer.Option("--launch", help="ray: as a job on a Ray cluster.")
+    ] = None,
 ) -> None:
     """Train. The same command again resumes the run in its folder.
 
@@ -25,12 +35,47 @@ def train(
     groupwise train cookbook --preset quick
 
     groupwise train cookbook --tiny
+
+    groupwise train demo --nproc 2 distributed.kind=fsdp2
+
+    groupwise train demo --launch ray ray.workers=2
     """
+    from groupwise.distributed.launch import launch, stop_with_launcher
+
     chosen = choose(words, preset, tiny)
+    folder = out or chosen.folder
+    if launcher is not None:
+        _finished(folder, _on_ray(launcher, chosen.config, folder, nproc, quiet))
+        return
+    if nproc > 1 and "RANK" in os.environ:
+        raise ConfigError(
+            f"--nproc {nproc} starts processes itself, and this is one that another launcher "
+            "started (RANK is set): leave --nproc out"
+        )
+    if nproc > 1:
+        options = [*(["--preset", preset] if preset else []), *["--tiny"] * tiny]
+        again = ["train", *(words or []), "--out", folder, *options, *["--quiet"] * quiet]
+        raise typer.Exit(launch(again, nproc))
+    stop_with_launcher()
     from groupwise.train.api import train as run_training
 
-    folder = out or chosen.folder
     result = run_training(chosen.config, folder, quiet=quiet)
-    after = result.summary["after"]
+    if os.environ.get("RANK", "0") != "0":
+        return
+    _finished(folder, result.summary)
+
+
+def _on_ray(
+    launcher: str, config: Config, folder: str, nproc: int, quiet: bool
+) -> Mapping[str, Any]:
+    if launcher != "ray":
+        raise ConfigError(f"--launch takes ray, not {launcher!r}")
+    from groupwise.train.ray_job import train_on_ray
+
+    return train_on_ray(config, folder, workers=nproc if nproc > 1 else None, quiet=quiet)
+
+
+def _finished(folder: str, summary: Mapping[str, Any]) -> None:
+    after = summary["after"]
     score = "accuracy" if "accuracy" in after else "reward"
     typer.echo(f"{folder}: finished, held-out {score} {after[score]:.3f}")

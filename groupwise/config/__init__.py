@@ -4,11 +4,13 @@ The docstring under a field is its documentation; docs/configuration.md is made 
 """
 
 from groupwise.config.base import Settings
+from groupwise.config.ray import RaySettings
 from groupwise.config.run import (
     AdapterSettings,
     BatchSettings,
     CheckpointSettings,
     Config,
+    DistributedSettings,
     EngineSettings,
     EvalSettings,
     OptimizerSettings,
@@ -32,6 +34,7 @@ from groupwise.config.tasks import (
     PythonTask,
     TaskSettings,
 )
+from groupwise.config.workers import WorkerSettings
 
 __all__ = [
     "AdapterSettings",
@@ -43,6 +46,7 @@ __all__ = [
     "Config",
     "CountdownTask",
     "DatasetTask",
+    "DistributedSettings",
     "EngineSettings",
     "EvalSettings",
     "Gsm8kTask",
@@ -53,10 +57,12 @@ __all__ = [
     "MathTask",
     "OptimizerSettings",
     "PythonTask",
+    "RaySettings",
     "ReferenceSettings",
     "RewardSettings",
     "RolloutSettings",
     "Settings",
     "TaskSettings",
     "TrackingSettings",
+    "WorkerSettings",
 ]

@@ -1,12 +1,15 @@
 """The settings of a run and of each of its parts."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from groupwise.config.addresses import check_server_url
 from groupwise.config.base import Settings
+from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
+from groupwise.config.workers import WorkerSettings, staleness_in
 from groupwise.objective.presets import Objective
 from groupwise.types import Sampling
 
@@ -93,10 +96,41 @@ class RolloutSettings(Settings):
 class EngineSettings(Settings):
     """What samples answers."""
 
-    kind: Literal["auto", "native", "transformers"] = "auto"
+    kind: Literal["auto", "native", "transformers", "vllm"] = "auto"
     """native: our own, in process. transformers: the model's own generate. auto: what serves it."""
     max_batch: int = Field(default=256, ge=1)
-    """Answers sampled at once, if memory allows."""
+    """Answers sampled at once, if memory allows; of vllm servers, by each."""
+    urls: tuple[str, ...] = ()
+    """vllm: where `groupwise serve vllm` listens; left out, vLLM is in the trainer's process."""
+    token_env: str = "GROUPWISE_TOKEN"
+    """vllm, servers: the environment variable that holds their token."""
+    timeout: float = Field(default=300.0, gt=0)
+    """vllm, servers: seconds to wait for an answer, or until pushed weights are loaded."""
+    memory_share: float = Field(default=0.4, gt=0, lt=1)
+    """vllm, in process: share of the device's memory for its weights and its cache."""
+    sleep: bool = True
+    """vllm, in process, on CUDA: give that memory back while the model is trained."""
+    eager: bool = False
+    """vllm, in process: no compilation, no CUDA graphs; starts faster and samples slower."""
+
+    @model_validator(mode="after")
+    def _says_only_what_counts(self) -> "EngineSettings":
+        servers, in_process = ("urls", "token_env", "timeout"), ("memory_share", "sleep", "eager")
+        fields = type(self).model_fields
+        for name in (*servers, *in_process):
+            if getattr(self, name) == fields[name].default:
+                continue
+            if self.kind != "vllm":
+                raise ValueError(f"{name} is for kind=vllm, not for kind={self.kind}")
+            if self.urls and name in in_process:
+                raise ValueError(f"{name} is for vLLM in process: with urls the servers decide it")
+            if not self.urls and name in servers:
+                raise ValueError(f"{name} is for vLLM servers: name them in engine.urls")
+        for url in self.urls:
+            check_server_url(url)
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"each address may be named once, not {list(self.urls)}")
+        return self
 
 
 class ReferenceSettings(Settings):
@@ -127,17 +161,6 @@ class ReferenceSettings(Settings):
         for url in self.urls:
             check_server_url(url)
         return self
-
-
-def check_server_url(url: str) -> None:
-    """http://host:port, https too; a token goes into the environment, not into an address."""
-    parts = urlsplit(url)
-    try:
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number
-        known = False
-    if not known or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"urls must look like http://127.0.0.1:8650, not {url!r}")
 
 
 class AdapterSettings(Settings):
@@ -207,6 +230,33 @@ class CheckpointSettings(Settings):
     """How many of the newest stay."""
 
 
+class DistributedSettings(Settings):
+    """Several processes as one run; see docs/distributed.md. One process ignores all of it."""
+
+    kind: Literal["none", "ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3"] = "none"
+    """What is split over the processes; none: ddp when there are several. zero: DeepSpeed's."""
+    offload_optimizer: bool = False
+    """zero1 to zero3: moments and fp32 weights in CPU memory. Others: see optimizer.offload."""
+    offload_parameters: bool = False
+    """fsdp2, zero3: parameters in CPU memory while they are not used; fsdp2: moments too."""
+    timeout: float = Field(default=1800.0, gt=0)
+    """Seconds that a process waits for another before it gives up."""
+
+    @model_validator(mode="after")
+    def _offloads_what_it_can(self) -> "DistributedSettings":
+        if self.offload_parameters and self.kind not in ("fsdp2", "zero3"):
+            raise ValueError(
+                f"offload_parameters needs kind=fsdp2 or zero3, not {self.kind}: elsewhere every "
+                "process holds all parameters"
+            )
+        if self.offload_optimizer and self.kind not in ("zero1", "zero2", "zero3"):
+            raise ValueError(
+                f"offload_optimizer needs kind=zero1, zero2 or zero3, not {self.kind}: use "
+                + ("offload_parameters=true" if self.kind == "fsdp2" else "optimizer.offload=true")
+            )
+        return self
+
+
 class TrackingSettings(Settings):
     """Where metrics go, beside the console and metrics.jsonl."""
 
@@ -256,17 +306,40 @@ class Config(Settings):
     batch: BatchSettings = BatchSettings()
     rollout: RolloutSettings = RolloutSettings(max_prompt_tokens=64, max_completion_tokens=48)
     engine: EngineSettings = EngineSettings()
+    workers: WorkerSettings = WorkerSettings()
     algorithm: Objective = Objective()
     """A preset's name, or a preset with overrides."""
     reference: ReferenceSettings = ReferenceSettings()
     optimizer: OptimizerSettings = OptimizerSettings(lr=5e-5)
     eval: EvalSettings = EvalSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    distributed: DistributedSettings = DistributedSettings()
+    ray: RaySettings = RaySettings()
     tracking: TrackingSettings = TrackingSettings()
 
     @property
     def compiles_training(self) -> bool:
         return self.compile == "all" or (self.compile == "auto" and self.steps >= 100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_samplers_are_corrected_for(cls, data: Any) -> Any:
+        """vLLM rounds otherwise than the trainer does, workers may have older weights: answers are
+        weighed by how much that matters, unless the recipe says algorithm.mismatch itself."""
+        if not isinstance(data, Mapping):
+            return data
+        engine, algorithm = data.get("engine"), data.get("algorithm", {})
+        kind = engine.kind if isinstance(engine, EngineSettings) else None
+        kind = engine.get("kind") if isinstance(engine, Mapping) else kind or engine
+        if kind != "vllm" and not staleness_in(data.get("workers")):
+            return data
+        if isinstance(algorithm, Objective):
+            algorithm = algorithm.model_dump(exclude_unset=True)
+        if isinstance(algorithm, str):
+            algorithm = {"preset": algorithm}
+        if isinstance(algorithm, Mapping):
+            algorithm = {"mismatch": "token", **algorithm}
+        return {**data, "algorithm": algorithm}
 
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> "Config":

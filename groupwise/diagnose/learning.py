@@ -62,6 +62,8 @@ def kl_blowup(history: History, config: Config | None, standing: bool) -> Findin
 def sampler_gap(history: History, config: Config | None, standing: bool) -> Finding | None:
     """Sampler and trainer disagree on how likely the same tokens are."""
     gap = history.now("sampler_gap")
+    if history.now("staleness"):
+        return _old_answers(history, gap or 0.0, standing)
     if not beyond(gap, 0.05, 0.04, standing):
         return None
     fixes = ["algorithm.mismatch=token corrects for it"]
@@ -86,6 +88,24 @@ def sampler_gap(history: History, config: Config | None, standing: bool) -> Find
         "below 0.02 is rounding",
         "; ".join(fixes),
         "error" if (gap or 0) > 0.3 else "warning",
+        history.step,
+    )
+
+
+def _old_answers(history: History, gap: float, standing: bool) -> Finding | None:
+    """Answers by older weights: the gap is how far the policy has moved since, and that is meant.
+
+    Only where it has moved so far that most of an answer is cut by the correction's bounds.
+    """
+    if not beyond(gap, 0.7, 0.6, standing):
+        return None
+    return Finding(
+        "sampler_gap",
+        "The policy outruns its answers",
+        f"between sampling and learning the log-prob of a token changes by {gap:.3f} on average "
+        f"({history.recent}), with answers {history.now('staleness') or 0:.1f} updates old",
+        "a lower optimizer.lr, or workers.max_staleness=0",
+        "warning",
         history.step,
     )
 

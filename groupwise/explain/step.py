@@ -88,7 +88,7 @@ def recipe_step(name: str, config: Config) -> Step:
     with load_parts(config) as parts:
         state = start_state(parts, None)
         parts.engine.sync(version=0)
-        collected = collect_step(parts, state, Clock())
+        collected = collect_step(parts, state.step, state.cursor, Clock())
         weights = reward_weights(parts.scorer, config.rollout)
         groups = annotate(collected.groups, parts.policy, state.reference, config)
         groups = advantages(groups, config.algorithm, weights)

@@ -217,6 +217,8 @@ def _lost_of_the_run(config: Config) -> Iterator[str]:
         yield "optimizer.warmup: TRL's first step has learning rate 0, ours the first part of it"
     if config.reference.kind == "server" and config.algorithm.needs_reference:
         yield "reference.kind=server: the reference is loaded beside the policy"
+    if config.workers.apart:
+        yield "workers: answers are sampled by the trainer, and by its present weights"
     if config.compile == "all":
         yield "compile=all: nothing is compiled"
 

@@ -8,7 +8,6 @@ fields, no more.
 """
 
 import pathlib
-import pprint
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from groupwise.moving.trl import (
     comments,
     lora_lines,
     lost_lines,
-    model_lines,
+    own_lines,
     reward_lines,
     run_config,
     write_dataset,
@@ -145,12 +144,7 @@ def neuron_script(config: Config, fields: Fields, dataset: str) -> str:
             "from optimum.neuron import NeuronGRPOConfig, NeuronGRPOTrainer",
             *(["from peft import LoraConfig"] if config.adapter else []),
             "",
-            "from groupwise.moving.rewards import trl_reward",
-            *model_lines(config),
-            "# name, where its function is, options; their weights are reward_weights below",
-            f"REWARDS = {pprint.pformat([(n, p, o) for n, p, _, o in rewards], width=96)}",
-            "",
-            "",
+            *own_lines(config, rewards),
             "def arguments() -> NeuronGRPOConfig:",
             "    return NeuronGRPOConfig(",
             '        output_dir=str(HERE / "neuron-output"),',

@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 import pprint
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -31,6 +31,8 @@ from groupwise.train.sampler import draw
 from groupwise.types import Problem
 
 TRL = "1.16.0"
+RewardLine = tuple[str, str, float, dict[str, Any]]
+"""A reward's name, where its function is, its weight and options."""
 
 
 def export_trl(run: str, out: pathlib.Path) -> tuple[str, ...]:
@@ -83,8 +85,7 @@ def _row(problem: Problem) -> dict[str, Any]:
     return {"prompt": prompt, PROBLEM_ID: problem.id, **own, **columns}
 
 
-def reward_lines(config: Config, task: Task) -> list[tuple[str, str, float, dict[str, Any]]]:
-    """(name, where its function is, weight, options) of every reward."""
+def reward_lines(config: Config, task: Task) -> list[RewardLine]:
     own = {reward.name: reward.function for reward in judges(task)}
     found = []
     for setting in config.rewards:
@@ -128,12 +129,7 @@ def trl_script(config: Config, values: dict[str, Any], lost: Iterable[str], data
             "from trl import GRPOConfig, GRPOTrainer",
             *(["from trl.rewards import get_soft_overlong_punishment"] if overlong else []),
             "",
-            "from groupwise.moving.rewards import trl_reward",
-            *model_lines(config),
-            "# name, where its function is, options; their weights are reward_weights below",
-            f"REWARDS = {pprint.pformat([(n, p, o) for n, p, _, o in rewards], width=96)}",
-            "",
-            "",
+            *own_lines(config, rewards),
             "def arguments() -> GRPOConfig:",
             "    on_gpu = torch.cuda.is_available()",
             "    return GRPOConfig(",
@@ -180,13 +176,24 @@ def comments(*lines: str) -> list[str]:
     return [f"# {' '.join(line.split())}" for line in lines]
 
 
-def model_lines(config: Config) -> list[str]:
-    """The folder that the script lies in, and the model; names of ours are looked up there."""
-    here = "HERE = pathlib.Path(__file__).parent"
-    if config.model in NAMES:
-        found = "from groupwise.policy.resolve import resolve_model"
-        return [found, "", here, f"MODEL = resolve_model({config.model!r})"]
-    return ["", here, f"MODEL = {resolve_model(config.model)!r}"]
+def own_lines(config: Config, rewards: Sequence[RewardLine]) -> list[str]:
+    """What a script has of ours: its folder, the model (names of ours are looked up), rewards."""
+    found: list[str] = []
+    model = repr(resolve_model(config.model)) if config.model not in NAMES else None
+    if model is None:
+        found = ["from groupwise.policy.resolve import resolve_model"]
+        model = f"resolve_model({config.model!r})"
+    return [
+        "from groupwise.moving.rewards import trl_reward",
+        *found,
+        "",
+        "HERE = pathlib.Path(__file__).parent",
+        f"MODEL = {model}",
+        "# name, where its function is, options; their weights are reward_weights below",
+        f"REWARDS = {pprint.pformat([(n, p, o) for n, p, _, o in rewards], width=96)}",
+        "",
+        "",
+    ]
 
 
 def lost_lines(lost: Iterable[str], where: str) -> list[str]:

@@ -60,12 +60,16 @@ class _RowScores(torch.autograd.Function):
         return result, None, None
 
 
-def _parts(logits_CV: Tensor, heat: Heat) -> Iterator[tuple[slice, Tensor]]:
-    """Rows that are worked on together, at least in float32, divided by their temperature."""
+def row_parts(logits_CV: Tensor) -> list[slice]:
+    """Rows that are worked on together: on a CPU as many as its cache holds, else all."""
     count, vocab = logits_CV.shape
     rows = max(1, CACHED // vocab) if logits_CV.device.type == "cpu" else max(count, 1)
-    for start in range(0, count, rows):
-        part = slice(start, start + rows)
+    return [slice(start, start + rows) for start in range(0, count, rows)]
+
+
+def _parts(logits_CV: Tensor, heat: Heat) -> Iterator[tuple[slice, Tensor]]:
+    """Parts of the rows, at least in float32, divided by their temperature."""
+    for part in row_parts(logits_CV):
         x = logits_CV[part]
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if isinstance(heat, Tensor):

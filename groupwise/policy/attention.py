@@ -84,6 +84,13 @@ def attending(model: Any, attend: Attend) -> Iterator[None]:
             config._attn_implementation = name
 
 
+def why_fixed(model: Any) -> str | None:
+    """Why a model's attention cannot be routed at all; None when it can be tried."""
+    if getattr(model, "_supports_attention_backend", False):
+        return None
+    return "its attention cannot be replaced (no transformers AttentionInterface)"
+
+
 def attended_by() -> Attend | None:
     """What the innermost open `attending` routes to."""
     return _current[-1] if _current else None

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from groupwise.batch import Rows, microbatches, to_device
 from groupwise.objective.logprobs import token_logps
-from groupwise.policy.attention import Unservable
+from groupwise.policy.attention import Unservable, why_fixed
 from groupwise.policy.load import Policy
 from groupwise.policy.pieces import attending_rows
 from groupwise.types import Completion, Group, Problem
@@ -23,6 +23,12 @@ def answer_logps(
 
     Answers that were drawn at temperatures of their own are scored at those.
     """
+    return policy.run(lambda: _answer_logps(policy, rows, temperature, entropy_grad, compiled))
+
+
+def _answer_logps(
+    policy: Policy, rows: Rows, temperature: float, entropy_grad: bool, compiled: bool
+) -> tuple[Tensor, Tensor]:
     with attending_rows(policy.model, rows):
         hidden = policy.body(
             input_ids=rows.tokens_RS,
@@ -45,8 +51,8 @@ def answer_logps(
 
 def shared_prefix_problem(policy: Policy) -> str | None:
     """Why this model cannot train on shared prefixes; None when it can, by trying it on a group."""
-    if not getattr(policy.model, "_supports_attention_backend", False):
-        return "its attention cannot be replaced (no transformers AttentionInterface)"
+    if (problem := why_fixed(policy.model)) is not None:
+        return problem
     try:
         padded, shared = _probe(policy, "padded"), _probe(policy, "shared_prefix")
     except Unservable as reason:

@@ -39,12 +39,23 @@ log = logging.getLogger("groupwise")
 Layout = Literal["shared_prefix", "padded"]
 
 
+def _plainly(forward: Callable[[], Any]) -> Any:
+    return forward()
+
+
+def _as_many(passes: int) -> int:
+    return passes
+
+
 @dataclass(frozen=True)
 class Policy:
     """model(tokens).logits == head(body(tokens)).
 
     `layout` is how batches are laid out for it.
     With an `adapter` only its weights, which are inside the model, are trained.
+    A model that several processes hold together runs inside `run`, which puts its weights together
+    on the way, and equally often in all of them: where one has n passes to make, all make
+    `passes(n)`.
     """
 
     model: Any
@@ -54,10 +65,14 @@ class Policy:
     eos_ids: tuple[int, ...]
     layout: Layout = "padded"
     adapter: Adapter | None = None
+    run: Callable[[Callable[[], Any]], Any] = _plainly
+    passes: Callable[[int], int] = _as_many
+    runs_on: torch.device | None = None
+    """Where passes are made, if not where the weights are."""
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.runs_on or next(self.model.parameters()).device
 
     @property
     def rounds(self) -> bool:

@@ -133,17 +133,7 @@ def attend_pieces(
 
 
 @attend_pieces.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    index: Tensor,
-    starts_q: Tensor,
-    starts_k: Tensor,
-    longest: Tensor,
-    scale: float,
-    window: int,
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     count, heads, size = q.shape
     return q.new_empty(count, heads, size), q.new_empty(heads, count, dtype=torch.float32)
 
@@ -179,25 +169,10 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    log_sums: Tensor,
-    index: Tensor,
-    starts_q: Tensor,
-    starts_k: Tensor,
-    longest: Tensor,
-    scale: float,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(q, memory_format=torch.contiguous_format),
-        torch.empty_like(k, memory_format=torch.contiguous_format),
-        torch.empty_like(v, memory_format=torch.contiguous_format),
-    )
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    whole = torch.contiguous_format
+    dq, dk, dv = (torch.empty_like(x, memory_format=whole) for x in (q, k, v))
+    return dq, dk, dv
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

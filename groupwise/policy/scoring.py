@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from groupwise.batch import microbatches, to_device
+from groupwise.batch import Microbatch, blank, microbatches, to_device
 from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
@@ -37,12 +37,20 @@ def score_groups(
     pieces = microbatches(
         groups, layout=layout or policy.layout, budget=tokens_at_once, pad_id=policy.pad_id
     )
-    for piece in pieces:
+    for piece in with_blanks(policy, list(pieces)):
         rows = to_device(piece, policy.device).rows
         with attending_rows(policy.model, rows), compiled_layers(policy.model, compiled):
             logps, entropies = answer_logps(policy, rows, temperature, compiled=compiled)
+        if not piece.members:
+            continue
         lines = zip(piece.members, logps.tolist(), entropies.tolist(), strict=True)
         for (group, answer), logp, entropy in lines:
             length = len(groups[group].completions[answer].tokens)
             scored[group, answer] = (logp[:length], entropy[:length])
     return scored
+
+
+def with_blanks(policy: Policy, pieces: list[Microbatch]) -> list[Microbatch]:
+    """As many pieces as the ranks that hold the model together agree on; blank ones at the end."""
+    missing = policy.passes(len(pieces)) - len(pieces)
+    return pieces + [blank(policy.layout, policy.pad_id)] * missing

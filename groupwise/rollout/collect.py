@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from groupwise.config import RolloutSettings
+from groupwise.distributed.world import World
 from groupwise.policy.load import Policy
 from groupwise.policy.prompts import decode
 from groupwise.rewards.base import weighted
@@ -12,7 +14,15 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.sampling import spread_temperatures
-from groupwise.types import Completion, Group, Problem, Request, Sampling
+from groupwise.types import (
+    Completion,
+    Group,
+    Problem,
+    Request,
+    Sampling,
+    group_from_json,
+    to_json,
+)
 
 Prompted = tuple[Problem, tuple[int, ...]]
 """A problem and its prompt's tokens."""
@@ -52,6 +62,23 @@ def sample_groups(
     return [
         Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
         for (problem, tokens), completions in zip(problems, answers, strict=True)
+    ]
+
+
+def share_groups(
+    world: World, problems: Sequence[Prompted], make: Callable[[list[Prompted]], list[Group]]
+) -> list[Group]:
+    """`make(problems)`, each rank making the groups of its share; all ranks get all, in order."""
+    if world.size == 1:
+        return make(list(problems))
+    nobody = Problem("", "")  # all ranks have the problems already
+
+    def packed(mine: list[Prompted]) -> list[dict[str, Any]]:
+        return [to_json(replace(group, problem=nobody)) for group in make(mine)]
+
+    return [
+        replace(group_from_json(found), problem=problem)
+        for found, (problem, _) in zip(world.share(problems, packed), problems, strict=True)
     ]
 
 

@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
+from groupwise.objective.rowwise import row_parts
 from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
-
-CACHED = 2**19
-"""Logits that are worked on at once on a CPU: 2 MB in float32."""
 
 
 def draw(
@@ -17,10 +15,7 @@ def draw(
 
     On a CPU a few rows at a time, so that the passes over them stay in its cache.
     """
-    rows = max(1, CACHED // logits_BV.shape[-1])
-    if logits_BV.device.type == "cpu" and len(logits_BV) > rows:
-        starts = range(0, len(logits_BV), rows)
-        parts = [slice(start, start + rows) for start in starts]
+    if logits_BV.device.type == "cpu" and len(parts := row_parts(logits_BV)) > 1:
         found = [
             draw(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p]) for p in parts
         ]

@@ -1,9 +1,13 @@
-"""The reference model in processes of its own: a server of log-probs, and the trainer's side.
+"""Models in processes of their own: what servers share, and the reference server.
 
-wire.py       a question (groups) and its answer (log-probs) as safetensors bytes
-identity.py   whether a server's model is the one that a run started from
-worker.py     one thread that owns the model, and a bounded queue before it
-app.py        the HTTP endpoints; command.py runs them until stopped
-client.py     one server, asked over HTTP
-reference.py  several servers as the reference of a run
+endpoints.py     HTTP manners: token, bounded bodies, refusals, metrics; running.py runs a server
+model_thread.py  one thread that owns the model, and a bounded queue before it
+client.py        a server asked over HTTP; links.py spreads work over several
+identity.py      whether a server's model is the one that a run started from
+
+wire.py          a question (groups) and its answer (log-probs) as safetensors bytes
+worker.py app.py command.py   the reference server
+scoring_server.py reference.py   the trainer's side of it
+
+Workers that sample answers are in groupwise/rollout/workers.
 """

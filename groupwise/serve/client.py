@@ -1,4 +1,4 @@
-"""One reference server, asked over HTTP: every way in which that fails, as one of three errors.
+"""One of our servers, asked over HTTP: every way in which that fails, as one of three errors.
 
 `Gone`: this server cannot do it now, another may. MemoryError: the question was too large for its
 device, smaller ones may fit. ModelError: only a person can mend it.
@@ -7,23 +7,16 @@ Each question has a connection of its own: next to a forward pass that costs not
 connection is ever found to have been closed while it was idle.
 """
 
-import json
+import os
 import ssl
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
-from groupwise.errors import ModelError
-from groupwise.policy.scoring import Logps
-from groupwise.serve.identity import Identity, from_json
-from groupwise.serve.wire import (
-    BadBody,
-    Question,
-    decode_answer,
-    encode_question,
-    longest_answer,
-)
+from groupwise.errors import ConfigError, ModelError
 
 LONGEST_TEXT = 65536
 LONGEST_WAIT = 10.0
@@ -41,61 +34,46 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a server has: its model, and how many tokens it takes at once."""
+class Address:
+    """Address("http://127.0.0.1:8650", token="...", token_env="GROUPWISE_TOKEN", timeout=60)
 
-    model: Identity
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Server:
-    """Server("http://127.0.0.1:8650", token="...", token_env="GROUPWISE_TOKEN", timeout=60)"""
+    `what` is what messages call it.
+    """
 
     url: str
     token: str
     token_env: str
     timeout: float
+    what: str = "reference server"
 
-    def offer(self) -> Offer:
-        text = self._request("GET", "/model", None, LONGEST_TEXT)
-        try:
-            data = json.loads(text)
-            tokens = data["tokens"]
-            if not isinstance(tokens, int) or tokens < 1:
-                raise ValueError("it does not say how many tokens it takes")
-            return Offer(from_json(data), tokens)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ModelError(
-                f"{self.url} answers, but not as a reference server of this version does "
-                f"({error}); start it with `groupwise serve reference MODEL`"
-            ) from error
-
-    def ask(self, question: Question, model: str) -> Logps:
-        """Log-probs by (group, answer), from the model of this name and no other."""
-        body, most = encode_question(question), longest_answer(question)
+    def ask(self, method: str, path: str, body: bytes, most: int) -> bytes:
+        """The reply, of at most so many bytes; waits while the server's queue is full."""
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                reply = self._request("POST", "/logps", body, most)
-                break
+                return self.request(method, path, body, most)
             except Busy as busy:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Gone(f"its queue was full for {self.timeout:g} s") from None
                 time.sleep(min(busy.seconds, left))
-        try:
-            logps, name = decode_answer(reply, question)
-        except BadBody as error:
-            raise Gone(str(error)) from error
-        if name != model:
-            raise Gone("it was started again with another model")
-        return logps
 
-    def _request(self, method: str, path: str, body: bytes | None, most: int) -> bytes:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        most: int,
+        length: int | None = None,
+    ) -> bytes:
+        """One try. A body that comes in pieces says its whole `length`."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        if length is not None:
+            headers["Content-Length"] = str(length)
         connection = self._connection()
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {self.token}"})
+            with suppress(BrokenPipeError, ConnectionResetError):  # its reply may say why
+                connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read(most + 1)
         except (OSError, HTTPException) as error:
@@ -124,7 +102,7 @@ class Server:
         status = response.status
         if status == 401:
             return ModelError(
-                f"the reference server {self.url} refuses the token: set {self.token_env} to the "
+                f"the {self.what} {self.url} refuses the token: set {self.token_env} to the "
                 "one that it was started with, or that it printed"
             )
         if status == 503:
@@ -133,9 +111,20 @@ class Server:
             return Busy(min(max(seconds, 0.1), LONGEST_WAIT))
         if status == 507:
             return MemoryError(f"{self.url}: {said}")
-        if status >= 500:
-            return Gone(f"it failed with status {status}: {said}")
-        return ModelError(f"the reference server {self.url} refused a request ({status}): {said}")
+        if status in (409, 410) or status >= 500:
+            return Gone(said if status < 500 else f"it failed with status {status}: {said}")
+        return ModelError(f"the {self.what} {self.url} refused a request ({status}): {said}")
+
+
+def token_in(variable: str, setting: str, command: str) -> str:
+    """The servers' token from the environment."""
+    token = os.environ.get(variable, "")
+    if not (token.isascii() and token.isprintable() and token.strip()):
+        raise ConfigError(
+            f"{setting} needs the servers' token in the environment: "
+            f"export {variable}=..., as `{command}` printed it"
+        )
+    return token.strip()
 
 
 def _reason(error: Exception, timeout: float) -> str:

@@ -41,8 +41,15 @@ class Identity:
 
 def identify(policy: Policy) -> Identity:
     """Who a policy is now: before training, the start of the run."""
-    dtype = str(policy.model.dtype).removeprefix("torch.") + " in 8 bits" * policy.int8
-    return Identity(dtype, policy.vocab, _probe(policy), _weights_hash(policy))
+    apart = policy.adapter is not None and not policy.adapter.starts_as_base
+    return Identity(
+        _dtype(policy), policy.vocab, _probe(policy), None if apart else _weights_hash(policy)
+    )
+
+
+def identify_base(policy: Policy) -> Identity:
+    """Who the model below an adapter is, at any time; call it with the adapter off."""
+    return Identity(_dtype(policy), policy.vocab, _probe(policy), _weights_hash(policy))
 
 
 def difference(ours: Identity, theirs: Identity) -> str | None:
@@ -88,19 +95,26 @@ def from_tensors(tensors: Mapping[str, Tensor]) -> Identity:
     return Identity(dtype, int(vocab), tuple(tensors["probe"].tolist()), weights or None)
 
 
+def probe_tokens(vocab: int) -> tuple[int, ...]:
+    """Tokens from all over the vocabulary: one as the prompt, PROBE_TOKENS as its answer."""
+    return tuple(i * 7919 % vocab for i in range(PROBE_TOKENS + 1))
+
+
 def _probe(policy: Policy) -> tuple[float, ...]:
-    """Log-probs of tokens from all over the vocabulary, after one of them as the prompt."""
-    tokens = tuple(i * 7919 % policy.vocab for i in range(PROBE_TOKENS + 1))
+    """Log-probs of the probe's answer."""
+    tokens = probe_tokens(policy.vocab)
     answer = Completion(tokens[1:], (0.0,) * PROBE_TOKENS, "eos")
     group = Group(Problem("probe", ""), tokens[:1], (answer,))
     logps, _ = score_groups(policy, [group], 1.0, PROBE_TOKENS + 1, layout="padded")[0, 0]
     return tuple(logps)
 
 
+def _dtype(policy: Policy) -> str:
+    return str(policy.model.dtype).removeprefix("torch.") + " in 8 bits" * policy.int8
+
+
 def _weights_hash(policy: Policy) -> str | None:
-    """None: with bits that are packed, or with an adapter whose start is not the model below it."""
-    if policy.adapter is not None and not policy.adapter.starts_as_base:
-        return None
+    """Of all but an adapter's weights. None: with bits that are packed."""
     found = hashlib.sha256()
     weights = {
         name.replace(".base_layer", ""): weight.detach()

@@ -103,7 +103,7 @@ def decode_question(body: bytes, limits: Limits) -> Question:
     """The question in a request's body; raises BadBody for anything else."""
     if len(body) > limits.body:
         raise TooLarge(f"a body may have {limits.body} bytes, this one has {len(body)}")
-    tensors, header = _decode(body)
+    tensors, header = decode_tensors(body)
     heats = tensors.pop("temperatures", None)
     if sorted(tensors) != ["answers", "lengths", "tokens"]:
         raise BadBody("a question holds the tensors tokens, lengths, answers and no others")
@@ -135,7 +135,7 @@ def encode_answer(question: Question, scored: Scored, model: str) -> bytes:
 
 def decode_answer(body: bytes, question: Question) -> tuple[Logps, str]:
     """Log-probs by (group, answer), and which model gave them; raises BadBody for anything else."""
-    tensors, header = _decode(body)
+    tensors, header = decode_tensors(body)
     groups, logps = question.groups, tensors.get("logps")
     places = {(g, a): len(groups[g].completions[a].tokens) for g, a in _places(groups)}
     expected = sum(places.values())
@@ -161,7 +161,8 @@ def _int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def _decode(body: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def decode_tensors(body: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and text of a body with a short header; raises BadBody for anything else."""
     size = int.from_bytes(body[:8], "little")
     if len(body) < 8 or size > min(LONGEST_HEADER, len(body) - 8):
         raise BadBody("the body is no safetensors file")

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.config import Config
+from groupwise.config.flat import leaves, within
 from groupwise.errors import RunFolderError
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.types import Group, to_json
@@ -22,8 +23,13 @@ from groupwise.types import Group, to_json
 FREE = (
     "checkpoint",
     "tracking",
-    "engine.max_batch",
+    "distributed",
+    "ray",
+    "batch.tokens_per_microbatch",
+    *(f"engine.{name}" for name in ("max_batch", "urls", "token_env", "timeout")),
+    *(f"engine.{name}" for name in ("memory_share", "sleep", "eager")),
     *(f"reference.{name}" for name in ("urls", "token_env", "timeout")),
+    *(f"workers.{name}" for name in ("count", "urls", "token_env", "timeout")),
 )
 # What a run that failed at the start may have left.
 OWN = (".lock", "config.yaml", "metrics.jsonl", "findings.jsonl", "events", "eval")
@@ -173,22 +179,18 @@ def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Settings in which two runs differ and that would change what was already computed."""
-    before, after = leaves(old.model_dump(mode="json")), leaves(new.model_dump(mode="json"))
+    before, after = _effective(old), _effective(new)
     free = FREE + (("steps",) if new.optimizer.schedule == "constant" else ())
     return [
         f"{name} was {before.get(name)!r} and is now {after.get(name)!r}"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-        and not any(name == f or name.startswith(f + ".") for f in free)
+        if before.get(name) != after.get(name) and not within(name, free)
     ]
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"batch": {"prompts": 4}} as {"batch.prompts": 4}"""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= leaves(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
+def _effective(config: Config) -> dict[str, Any]:
+    """The settings as they count: without workers nothing is stale, whatever they say."""
+    found = leaves(config.model_dump(mode="json"))
+    if not config.workers.apart:
+        found |= {"workers.max_staleness": 0, "workers.publish_every": 1}
     return found

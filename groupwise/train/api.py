@@ -11,10 +11,13 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.diagnose import diagnose
+from groupwise.distributed.join import joined
+from groupwise.distributed.world import ALONE, World
 from groupwise.errors import ConfigError
 from groupwise.load import Parts, describe, load_parts, make_reference
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
+from groupwise.rollout.vllm.engine import share_servers
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
@@ -36,8 +39,9 @@ from groupwise.train.checkpoint import (
     save_checkpoint,
     save_model,
 )
+from groupwise.train.followed_run import open_run
 from groupwise.train.loop import run_loop
-from groupwise.train.optim import Optimizer
+from groupwise.train.parallel import check_ranks, make_stepper
 from groupwise.train.signals import StopRequest
 from groupwise.train.state import TrainState
 
@@ -73,31 +77,54 @@ def train(
     check_plan(config)
     chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
     folder = default_folder(config) if out is None else pathlib.Path(out)
-    with RunFolder(folder, config) as run, StopRequest() as stop:
-        finished = run.summary
-        if finished is not None and finished["steps"] >= config.steps:
-            log.info("%s is finished: nothing to do", run.path)
-            return Result(run.path, finished)
-        resumed = newest_checkpoint(run.checkpoints)
-        weights = None if resumed is None else str(resumed / "model")
-        with load_parts(config, weights=weights, rewards=chosen, task=task) as parts:
-            state = start_state(parts, resumed)
-            run.rewind(state.step)
-            if not quiet:
-                console.print(describe(config, parts.policy), highlight=False)
-            if resumed is not None:
-                log.info("resuming %s after step %d", run.path, state.step)
-            if not state.before:
-                with _status("held-out evaluation before training", quiet):
-                    held_out = parts.evaluate("test")
-                run.log_evaluation("before", held_out.problems)
-                state.before = held_out.metrics
-            trackers = Trackers(_tracker_makers(config, run, state.step, quiet))
-            try:
-                run_loop(parts, state, run, trackers, stop)
-            finally:
-                trackers.close()
-            return finish(parts, state, run, quiet)
+    with joined(config.device, config.distributed.timeout) as world:
+        check_ranks(config, world)
+        with open_run(folder, config, world) as run, StopRequest() as stop:
+            finished = world.broadcast(run.summary)
+            if finished is not None and finished["steps"] >= config.steps:
+                log.info("%s is finished: nothing to do", run.path)
+                return Result(run.path, finished)
+            newest = world.first_does(lambda: _as_text(newest_checkpoint(run.checkpoints)))
+            with world.one_ahead():
+                weights = newest and f"{newest}/model"
+                parts = load_parts(
+                    config, weights=weights, rewards=chosen, task=task, training=True
+                )
+            parts.world = world.aside()
+            share_servers(parts.engine, world)
+            with parts:
+                resumed = pathlib.Path(newest) if newest else None
+                state = start_state(parts, resumed, world)
+                return run_to_the_end(parts, state, run, stop, quiet or not world.first)
+
+
+def run_to_the_end(
+    parts: Parts, state: TrainState, run: RunFolder, stop: StopRequest, quiet: bool
+) -> Result:
+    """From where `state` stands: the loop, between two held-out evaluations."""
+    config = parts.config
+    run.rewind(state.step)
+    if not quiet:
+        console.print(describe(config, parts.policy), highlight=False)
+    if state.step or state.before:
+        log.info("resuming %s after step %d", run.path, state.step)
+    if not state.before:
+        with _status("held-out evaluation before training", quiet):
+            held_out = parts.evaluate("test")
+        run.log_evaluation("before", held_out.problems)
+        state.before = held_out.metrics
+    first = state.optimizer.world.first
+    makers = _tracker_makers(config, run, state.step, quiet) if first else {}
+    trackers = Trackers(makers)
+    try:
+        run_loop(parts, state, run, trackers, stop)
+    finally:
+        trackers.close()
+    return finish(parts, state, run, quiet)
+
+
+def _as_text(path: pathlib.Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def default_folder(config: Config) -> pathlib.Path:
@@ -108,21 +135,26 @@ def default_folder(config: Config) -> pathlib.Path:
     return pathlib.Path("runs") / f"{model}-{config.task.kind}-{digest}"
 
 
-def start_state(parts: Parts, resumed: pathlib.Path | None) -> TrainState:
+def start_state(parts: Parts, resumed: pathlib.Path | None, world: World = ALONE) -> TrainState:
     """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
-    return make_state(parts.config, parts.policy, resumed)
+    return make_state(parts.config, parts.policy, resumed, world)
 
 
 def make_state(
-    config: Config, policy: Policy, resumed: pathlib.Path | None, *, with_reference: bool = True
+    config: Config,
+    policy: Policy,
+    resumed: pathlib.Path | None,
+    world: World = ALONE,
+    *,
+    with_reference: bool = True,
 ) -> TrainState:
     """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
     if config.algorithm.needs_reference and with_reference:
         reference = make_reference(config, policy, fresh=resumed is None)
-    optimizer = Optimizer(policy.model, config.optimizer, config.steps)
+    optimizer, shards = make_stepper(config, policy, world)
     weight = config.algorithm.entropy_weight
-    state = TrainState(policy, optimizer, reference, entropy_weight=weight)
+    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight)
     if resumed is not None:
         load_into(state, resumed)
     return state
@@ -135,6 +167,8 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
     with _status("held-out evaluation after training", quiet):
         held_out = parts.evaluate("test")
     after = held_out.metrics
+    if not state.optimizer.world.first:
+        return Result(run.path, {"before": state.before, "after": after, "steps": state.step})
     run.log_evaluation("after", held_out.problems)
     steps = read_metrics(run.path)
     findings = diagnose(steps, config)

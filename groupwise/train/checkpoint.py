@@ -2,13 +2,15 @@
 
     checkpoints/step-000010/
       model/                  a Hugging Face folder, loadable anywhere; or the adapter alone
-      optimizer.safetensors   moments (and fp32 masters) by parameter name
+      optimizer.safetensors   moments (and fp32 masters) by parameter name; of N ranks each writes
+                              some of them: optimizer-00001-of-0000N.safetensors ...
       reference.safetensors   only for a reference that cannot be made again
       state.json              step, data position, pending rollouts ...
       manifest.json           size and SHA-256 of every file above
 
 A folder without a manifest, or whose files do not match it, is damaged: it is passed over with a
-message and the one before it is used. Nothing here is pickled.
+message and the one before it is used. Nothing here is pickled. Any number of ranks goes on from
+what any other number wrote: no rank ever holds the whole optimizer state of a sharded model.
 """
 
 import hashlib
@@ -17,11 +19,15 @@ import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from groupwise.distributed.world import World
 from groupwise.errors import RunFolderError
 from groupwise.policy.load import Policy
 from groupwise.train.state import TrainState
@@ -30,12 +36,18 @@ log = logging.getLogger("groupwise")
 
 
 def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib.Path:
-    """Write checkpoints/step-N, then delete all but the newest `keep`."""
+    """Write checkpoints/step-N, then delete all but the newest `keep`. All ranks take part."""
+    world = state.optimizer.world
+    tensors = own_tensors(state.optimizer.state(), world)
+    name = "optimizer.safetensors"
+    if world.size > 1:
+        name = f"optimizer-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
 
     def write(folder: pathlib.Path) -> None:
         save_model(state.policy, folder / "model")
-        tensors = {k: v.detach().cpu().contiguous() for k, v in state.optimizer.state().items()}
-        save_file(tensors, folder / "optimizer.safetensors")
+        world.barrier()  # the folder is there: the others may write
+        save_file(tensors, folder / name)
+        _check_all(world, None)
         if state.reference is not None and state.reference.saved:
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
@@ -43,10 +55,41 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
         (folder / "manifest.json").write_text(json.dumps(_manifest(folder)))
 
     target = root / f"step-{state.step:06d}"
-    replace_folder(target, write)
-    for old in sorted(root.glob("step-??????"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    if world.first:
+        replace_folder(target, write)
+        for old in sorted(root.glob("step-??????"))[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    else:
+        _write_beside(tensors, _aside(target) / name, world)
+    world.barrier()
     return target
+
+
+def own_tensors(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Those that this rank writes. Each is put together in turn, and kept by one rank only."""
+    mine: dict[str, Tensor] = {}
+    for index, (name, tensor) in enumerate(tensors.items()):
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if index % world.size == world.rank:
+            mine[name] = whole.detach().cpu().contiguous()
+    return mine
+
+
+def _write_beside(tensors: dict[str, Tensor], path: pathlib.Path, world: World) -> None:
+    """What a rank other than the first does while that one writes the folder."""
+    world.barrier()
+    problem = None
+    try:
+        save_file(tensors, path)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    _check_all(world, problem)
+
+
+def _check_all(world: World, problem: str | None) -> None:
+    found = next(filter(None, world.gather(problem)), None)
+    if found is not None:
+        raise OSError(found) if world.first else RunFolderError(found)
 
 
 def save_model(policy: Policy, folder: pathlib.Path) -> None:
@@ -63,7 +106,7 @@ def save_model(policy: Policy, folder: pathlib.Path) -> None:
 
 def replace_folder(target: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
     """Make `target` what `write` writes, whole or not at all; what was there stays until then."""
-    aside = target.with_name(target.name + ".new")
+    aside = _aside(target)
     gone = target.with_name(target.name + ".old")
     _recover(target)
     shutil.rmtree(aside, ignore_errors=True)
@@ -115,11 +158,32 @@ def find_damage(folder: pathlib.Path) -> str | None:
 
 def load_into(state: TrainState, folder: pathlib.Path) -> None:
     """Fill everything but the policy's weights, which `load_policy(folder / "model")` has read."""
-    state.optimizer.load(load_file(folder / "optimizer.safetensors"))
+    state.optimizer.load(SavedTensors(folder.glob("optimizer*.safetensors")))
     reference = folder / "reference.safetensors"
     if state.reference is not None and reference.exists():
         state.reference.load(load_file(reference))
     state.load_numbers(json.loads((folder / "state.json").read_text()))
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of several files under their names, each read when it is asked for."""
+
+    def __init__(self, paths: Iterable[pathlib.Path]) -> None:
+        self._files = [safe_open(path, "pt") for path in sorted(paths)]
+        self._where = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._where[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+
+def _aside(target: pathlib.Path) -> pathlib.Path:
+    return target.with_name(target.name + ".new")
 
 
 def _recover(target: pathlib.Path) -> None:

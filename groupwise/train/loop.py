@@ -6,17 +6,16 @@ number, so running a step again gives the same result: that is what makes resume
 """
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from groupwise.config import Config
 from groupwise.diagnose import Watch
-from groupwise.errors import Interrupted
+from groupwise.distributed.world import World
+from groupwise.errors import EngineGoneError, Interrupted
 from groupwise.load import Parts
 from groupwise.objective.advantages import advantages
 from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight
@@ -27,14 +26,17 @@ from groupwise.rollout.collect import (
     reward_weights,
     sample_groups,
     score_groups,
+    share_groups,
 )
 from groupwise.rollout.noise import answer_key
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.train.checkpoint import replace_folder, save_checkpoint, save_model
+from groupwise.train.clock import Clock
 from groupwise.train.memory_fit import TokenBudget
-from groupwise.train.metrics import rollout_metrics
+from groupwise.train.metrics import rollout_metrics, staleness
+from groupwise.train.rollouts import rollouts_for
 from groupwise.train.sampler import draw
 from groupwise.train.signals import StopRequest
 from groupwise.train.state import TrainState
@@ -48,37 +50,51 @@ def run_loop(
     parts: Parts, state: TrainState, run: RunFolder, trackers: Trackers, stop: StopRequest
 ) -> None:
     """Train from where `state` stands to the last step."""
-    config = parts.config
+    config, world = parts.config, state.optimizer.world
     weights = reward_weights(parts.scorer, config.rollout)
-    budget = TokenBudget(config.batch.tokens_per_microbatch)
+    together = state.shards is not None
+    budget = TokenBudget(config.batch.tokens_per_microbatch, world, together)
     watch = Watch(config, read_metrics(run.path))
-    parts.engine.sync(version=state.step)
+    rollouts = rollouts_for(config, state, parts.engine, partial(collect_step, parts))
     while state.step < config.steps:
         clock = Clock()
-        collected = _take_pending(state) or collect_step(parts, state, clock)
-        if stop.requested:
-            _save_and_leave(state, run, config.checkpoint.keep, stop, collected)
+        try:
+            collected = rollouts.take(clock)
+        except EngineGoneError as error:
+            raise _saved_first(error, parts, state, run) from error
+        if stop.agreed(world):
+            state.pending.insert(0, collected)
+            with rollouts.settled():
+                _save_and_leave(state, run, config.checkpoint.keep, stop)
         with clock.phase("logps"):
-            groups = annotate(collected.groups, parts.policy, state.reference, config, budget)
+            groups = annotate(
+                collected.groups, state.learner, state.reference, config, budget, world
+            )
         groups = advantages(groups, config.algorithm, weights)
         with clock.phase("update"):
             metrics = learn(state, groups, config, budget)
         state.cursor += collected.drawn
         if state.reference is not None:
             state.reference.refresh(parts.policy, state.step)
-        parts.engine.sync(version=state.step)
+        rollouts.follow()
 
         if config.eval.every and state.step % config.eval.every == 0:
-            with clock.phase("eval"):
-                metrics |= _evaluate(parts, state, run)
+            with clock.phase("eval"), rollouts.up_to_date():
+                metrics |= _evaluate(parts, state, run, world)
         state.seconds += clock.total
         rolled = rollout_metrics(groups, collected.drawn, weights)
+        if config.workers.apart:
+            rolled |= staleness(groups, state.step - 1)
         line = {"step": state.step, **metrics, **rolled, **clock.metrics(groups)}
-        _log(line, groups, run, trackers, watch)
-        if stop.requested:
-            _save_and_leave(state, run, config.checkpoint.keep, stop)
+        if world.first:
+            _log(line, groups, run, trackers, watch)
+        if stop.agreed(world):
+            with rollouts.settled():
+                _save_and_leave(state, run, config.checkpoint.keep, stop)
         if config.checkpoint.every and state.step % config.checkpoint.every == 0:
-            save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+            with rollouts.settled():
+                save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    rollouts.close()
 
 
 def learn(
@@ -89,11 +105,12 @@ def learn(
     observe: Callable[[Seen], None] | None = None,
 ) -> dict[str, float]:
     """The optimizer steps on one rollout. Moves weights, moments, entropy weight and step count."""
-    torch.manual_seed(answer_key(config.seed, "step", state.step) >> 1)  # dropout, if any
+    seed = answer_key(config.seed, "step", state.step) >> 1  # for dropout, if any
+    torch.manual_seed(seed + state.optimizer.world.rank)
     objective = config.algorithm
     metrics = update(
         groups,
-        state.policy,
+        state.learner,
         state.optimizer,
         config,
         progress=state.step,
@@ -101,6 +118,7 @@ def learn(
         budget=budget,
         observe=observe,
     )
+    state.optimizer.fill(state.policy.model)
     state.step += 1
     if "entropy" in metrics:
         state.entropy = metrics["entropy"]
@@ -108,10 +126,12 @@ def learn(
     return metrics
 
 
-def collect_step(parts: Parts, state: TrainState, clock: "Clock") -> Collected:
-    """The step's groups, scored. What is drawn depends on the data position and the step alone."""
+def collect_step(parts: Parts, step: int, cursor: int, clock: Clock) -> Collected:
+    """The step's groups, scored. What is drawn depends on the data position and the step alone.
+
+    Each rank samples and scores the answers to its share of the problems.
+    """
     config = parts.config
-    cursor = state.cursor
 
     def draw_problems(count: int) -> list[Prompted]:
         nonlocal cursor
@@ -128,33 +148,19 @@ def collect_step(parts: Parts, state: TrainState, clock: "Clock") -> Collected:
                 config.rollout.sampling,
                 group_size=config.batch.group_size,
                 seed=config.seed,
-                step=state.step,
+                step=step,
                 temperatures=config.rollout.temperature_spread,
             )
         with clock.phase("reward"):
             return score_groups(groups, parts.scorer, config.rollout)
 
-    return collect(draw_problems, sample, config.batch.prompts, config.rollout.max_draws)
+    def sample_all(problems: list[Prompted]) -> list[Group]:
+        return share_groups(parts.world, problems, sample)
+
+    return collect(draw_problems, sample_all, config.batch.prompts, config.rollout.max_draws)
 
 
-def _take_pending(state: TrainState) -> Collected | None:
-    """Groups that an earlier process sampled and did not get to learn from."""
-    if not state.pending:
-        return None
-    collected = Collected(state.pending, state.pending_drawn)
-    state.pending, state.pending_drawn = [], 0
-    return collected
-
-
-def _save_and_leave(
-    state: TrainState,
-    run: RunFolder,
-    keep: int,
-    stop: StopRequest,
-    unused: Collected | None = None,
-) -> None:
-    if unused is not None:
-        state.pending, state.pending_drawn = unused.groups, unused.drawn
+def _save_and_leave(state: TrainState, run: RunFolder, keep: int, stop: StopRequest) -> None:
     folder = save_checkpoint(state, run.checkpoints, keep)
     raise Interrupted(
         f"stopped by {stop.requested} after step {state.step}, saved to {folder}; "
@@ -162,13 +168,25 @@ def _save_and_leave(
     )
 
 
-def _evaluate(parts: Parts, state: TrainState, run: RunFolder) -> dict[str, float]:
+def _saved_first(
+    error: EngineGoneError, parts: Parts, state: TrainState, run: RunFolder
+) -> EngineGoneError:
+    """The error, after what was trained so far is saved: the step that it ended had not begun."""
+    if parts.config.workers.staleness or parts.world.size > 1:
+        # What older weights owed is not there, or others are in the middle of something.
+        return EngineGoneError(f"{error}: it goes on from the last checkpoint")
+    folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
+    return EngineGoneError(f"{error}: it goes on from {folder}")
+
+
+def _evaluate(parts: Parts, state: TrainState, run: RunFolder, world: World) -> dict[str, float]:
     """Validation metrics; the best model so far is kept in best/."""
     metrics = parts.evaluate("validation").metrics
     score = metrics.get("accuracy", metrics["reward"])
     if state.best is None or score > state.best:
         state.best = score
-        replace_folder(run.path / "best", lambda folder: save_model(parts.policy, folder))
+        if world.first:
+            replace_folder(run.path / "best", lambda folder: save_model(parts.policy, folder))
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 
@@ -181,28 +199,3 @@ def _log(
     run.log_metrics(line)
     trackers.log(step, line)
     note(watch.add(line), run.path)
-
-
-@dataclass
-class Clock:
-    """Seconds per phase of one step: `with clock.phase("update"): ...`"""
-
-    start: float = field(default_factory=time.perf_counter)
-    phases: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
-
-    @property
-    def total(self) -> float:
-        return time.perf_counter() - self.start
-
-    def metrics(self, groups: list[Group]) -> dict[str, float]:
-        """Tokens per second are of the step alone, without its evaluation."""
-        tokens = sum(len(c.tokens) for group in groups for c in group.completions)
-        phases = {f"seconds/{name}": seconds for name, seconds in self.phases.items()}
-        speed = tokens / (self.total - self.phases.get("eval", 0.0))
-        return {"seconds": self.total, **phases, "tokens_per_second": speed}

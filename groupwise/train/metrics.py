@@ -38,6 +38,15 @@ def rollout_metrics(
     return metrics
 
 
+def staleness(groups: Sequence[Group], step: int) -> dict[str, float]:
+    """Updates between the weights that sampled the answers and those that step `step` begins with.
+
+    Its mean and its largest.
+    """
+    ages = [float(step - c.version) for group in groups for c in group.completions]
+    return {"staleness": _mean(ages), "staleness_max": max(ages, default=0.0)}
+
+
 def memory_gb() -> float:
     """Peak GPU memory, or the process's peak resident memory where there is no GPU."""
     if torch.cuda.is_available():

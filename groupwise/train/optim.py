@@ -5,17 +5,24 @@ fp32 copy of every trainable weight, adds up gradients in fp32 as the backward p
 and rounds the result back into the policy. For an fp32 policy the masters are the weights
 themselves. With `offload` masters, gradients and moments live in CPU memory and the step is taken
 there; with `adamw_8bit` the moments are bitsandbytes' 8-bit ones.
+
+Several ranks that each hold the whole model (ddp) sum their gradients here, once an optimizer step
+and in fp32, whatever the precision of the model. Unlike torch's DistributedDataParallel that leaves
+ranks free to make different numbers of passes, and no gradient is rounded to be sent. Where ranks
+hold the model together (fsdp2) weights are DTensors, fp32 ones, and so are gradients and moments.
 """
 
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from groupwise.config import OptimizerSettings
+from groupwise.distributed.world import ALONE, World
 from groupwise.errors import MissingExtraError
 from groupwise.train.loss_scale import LossScale
 
@@ -26,19 +33,62 @@ MOMENTS = {
 }
 
 
+class Stepper(Protocol):
+    """What a training step needs of an optimizer: this module's, or DeepSpeed's (zero.py)."""
+
+    world: World
+
+    @property
+    def scale(self) -> LossScale | None: ...
+
+    @property
+    def loss_scale(self) -> float: ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the loss's gradient to what is there; `last`: no more of it before the step."""
+        ...
+
+    def step(self, progress: int) -> tuple[float, float]: ...
+
+    def forget(self) -> None: ...
+
+    def fill(self, model: nn.Module) -> None:
+        """Give the present weights to a whole copy of a model that ranks hold in pieces."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """By name; looking one up, or making it whole, may take all ranks: all go in order."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
 class Optimizer:
-    def __init__(self, model: nn.Module, settings: OptimizerSettings, total_steps: int) -> None:
+    """`computed_in` is the precision of passes where weights are sharded, and so in fp32."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimizerSettings,
+        total_steps: int,
+        world: World = ALONE,
+        computed_in: torch.dtype | None = None,
+    ) -> None:
         self.settings = settings
         self.total_steps = total_steps
+        self.world = world
         self.updates = 0
+        self.sharded = computed_in is not None
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(p, settings.offload) for name, p in self.weights.items()}
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.register_post_accumulate_grad_hook(self._into(self.masters[name]))
         self.adamw = _adamw(list(self.masters.values()), settings)
-        half = any(weight.dtype == torch.float16 for weight in self.weights.values())
-        self.scale = LossScale() if half else None
+        dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
+        self.scale = LossScale() if torch.float16 in dtypes else None
+        self.rounds = computed_in not in (None, torch.float32)
+        """Whether the weights here are masters of rounded ones, which are what is saved."""
 
     @property
     def loss_scale(self) -> float:
@@ -59,9 +109,16 @@ class Optimizer:
 
         return accumulate
 
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        # FSDP averages over ranks what has to be added up.
+        factor = self.loss_scale * (self.world.size if self.sharded else 1)
+        (loss * factor if factor != 1 else loss).backward()
+
     @torch.no_grad()
     def step(self, progress: int) -> tuple[float, float]:
         """Clip, update, forget the gradients. Returns the norm before clipping, and the lr."""
+        if not self.sharded and self.world.size > 1:
+            self._sum_over_ranks()
         lr = learning_rate(self.settings, progress, self.total_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
@@ -69,7 +126,9 @@ class Optimizer:
             for master in self.masters.values():
                 if master.grad is not None:
                     master.grad /= self.loss_scale
-        norm = nn.utils.clip_grad_norm_(self.masters.values(), self.settings.clip_norm)
+        grads = [master.grad for master in self.masters.values() if master.grad is not None]
+        norm = _whole(nn.utils.get_total_norm(grads))
+        nn.utils.clip_grads_with_norm_(self.masters.values(), self.settings.clip_norm, norm)
         finite = bool(torch.isfinite(norm))
         if finite:  # one bad batch must not poison the weights for good
             self.adamw.step()
@@ -82,17 +141,37 @@ class Optimizer:
         self.forget()
         return norm.item(), lr
 
+    def _sum_over_ranks(self) -> None:
+        """A weight that no rank has a gradient for stays without."""
+        masters = list(self.masters.values())
+        there = self.world.gather([master.grad is not None for master in masters])
+        moved = [master for master, *flags in zip(masters, *there, strict=True) if any(flags)]
+        for master in moved:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        self.world.add_up([master.grad for master in moved if master.grad is not None])
+
     def forget(self) -> None:
         """Drop the gradients."""
         self.adamw.zero_grad(set_to_none=True)
         for weight in self.weights.values():
             weight.grad = None
 
+    @torch.no_grad()
+    def fill(self, model: nn.Module) -> None:
+        if self.sharded:
+            whole = dict(model.named_parameters())
+            for name, weight in self.weights.items():
+                whole[name].copy_(_whole(weight))
+
     def state(self) -> dict[str, Tensor]:
-        """Moments, counts, masters and loss scale by parameter name, fit for safetensors."""
+        """Moments, counts, masters and loss scale by parameter name, fit for safetensors.
+
+        Of sharded weights these are DTensors: `full_tensor()` puts one together.
+        """
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            if master is not self.weights[name]:
+            if master is not self.weights[name] or self.rounds:
                 tensors[f"master.{name}"] = master.detach()
             found = self.adamw.state.get(master, {})
             for key in MOMENTS[self.settings.kind]:
@@ -108,7 +187,7 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
-                master.copy_(tensors[f"master.{name}"])
+                master.copy_(_placed(tensors[f"master.{name}"], master))
             keys = MOMENTS[self.settings.kind]
             found = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
             if found:
@@ -116,11 +195,23 @@ class Optimizer:
                 eight = self.settings.kind == "adamw_8bit"
                 self.adamw.state[master] = {
                     "step": int(step) if eight else step.to(master.device, copy=True),
-                    **{key: tensor.to(master.device) for key, tensor in found.items()},
+                    **{key: _placed(tensor, master) for key, tensor in found.items()},
                 }
         if self.scale is not None and "loss_scale" in tensors:
             value, clean = tensors["loss_scale"].tolist()
             self.scale = LossScale(value, int(clean))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor where `like` is: on its device, and of a sharded one this rank's part."""
+    if not isinstance(like, DTensor):
+        return tensor.to(like.device)
+    there = tensor.to(like.to_local().device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _master(parameter: Tensor, offload: bool) -> Tensor:
@@ -131,11 +222,16 @@ def _master(parameter: Tensor, offload: bool) -> Tensor:
     return parameter.detach().float().clone() if half else parameter
 
 
-def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> Any:
-    groups = [
-        {"params": [m for m in masters if m.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [m for m in masters if m.ndim < 2], "weight_decay": 0.0},
+def parameter_groups(weights: list[Any], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Matrices decay; norms and biases do not."""
+    return [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
     ]
+
+
+def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> Any:
+    groups = parameter_groups(masters, settings)
     shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     if settings.kind == "adamw":
         # Bound by memory: one pass over it, not ten. Other devices have no such step.

@@ -4,6 +4,8 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+from groupwise.distributed.world import World
+
 
 class StopRequest:
     """`with StopRequest() as stop: ... if stop.requested: save and leave`"""
@@ -26,6 +28,11 @@ class StopRequest:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def agreed(self, world: World) -> str | None:
+        """The signal that any rank was sent: all ranks ask at the same place, and stop there."""
+        self.requested = next(filter(None, world.gather(self.requested)), None)
+        return self.requested
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

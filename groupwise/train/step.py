@@ -15,8 +15,10 @@ from groupwise.batch import (
     microbatches,
     split_evenly,
     to_device,
+    token_count,
 )
 from groupwise.config import Config
+from groupwise.distributed.world import ALONE, World, even_shares
 from groupwise.objective.aggregate import Denominator
 from groupwise.objective.corrections import entropy_threshold
 from groupwise.objective.loss import Metrics, Tokens, policy_loss
@@ -26,14 +28,20 @@ from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
 from groupwise.policy.pieces import attending_rows
 from groupwise.policy.reference import KLReference
-from groupwise.policy.scoring import Scored, score_groups
+from groupwise.policy.scoring import Scored, score_groups, with_blanks
 from groupwise.train.memory_fit import TokenBudget
-from groupwise.train.optim import Optimizer
+from groupwise.train.optim import Stepper
 from groupwise.types import Completion, Group
 
 Place = tuple[int, int]
 """(group, answer)"""
 Value = TypeVar("Value")
+Backward = Callable[[Tensor, bool], None]
+"""backward(loss, last): adds the loss's gradient to what is there; after the last comes a step."""
+
+
+def _backward(loss: Tensor, last: bool) -> None:
+    loss.backward()
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,12 @@ def annotate(
     reference: KLReference | None,
     config: Config,
     budget: TokenBudget | None = None,
+    world: World = ALONE,
 ) -> list[Group]:
     """Add what must be known before the first update: old and reference log-probs, old entropies.
 
     Only what the objective needs. On-policy, the old log-probs are those of the update's own
-    forward pass, so no pass is spent on them.
+    forward pass, so no pass is spent on them. Each rank scores its share of the groups.
     """
     objective, result = config.algorithm, list(groups)
     off_policy = config.batch.minibatches * config.batch.epochs > 1
@@ -71,23 +80,38 @@ def annotate(
     budget = budget or TokenBudget(config.batch.tokens_per_microbatch)
     heat = config.rollout.temperature
 
+    share = own_share(groups, world)
+    mine = [groups[index] for index in share]
+
     def fitted(score: Callable[[int], dict[Place, Value]]) -> dict[Place, Value]:
-        return budget.fit(score, lambda: None, longest_row(groups))
+        found = budget.fit(score, lambda: None, longest_row(groups))
+        return _from_all(found, share, world)
 
     if off_policy or kl_in_reward or objective.top_entropy < 1:
         fused = _compiles(policy, config)
-        scored = fitted(lambda tokens: score_groups(policy, groups, heat, tokens, compiled=fused))
+        scored = fitted(lambda tokens: score_groups(policy, mine, heat, tokens, compiled=fused))
         result = _with(result, scored, _as_old)
     if reference is not None:
-        logps = fitted(lambda tokens: reference.score(groups, heat, tokens))
+        logps = fitted(lambda tokens: reference.score(mine, heat, tokens) if mine else {})
         result = _with(result, logps, _as_reference)
     return result
+
+
+def own_share(groups: Sequence[Group], world: World) -> list[int]:
+    """Which of the groups this rank computes: about as many tokens as any other does."""
+    return even_shares([token_count(group) for group in groups], world.size)[world.rank]
+
+
+def _from_all(found: dict[Place, Value], share: Sequence[int], world: World) -> dict[Place, Value]:
+    """What all ranks found for their groups, by place among all groups."""
+    own = [((share[group], answer), value) for (group, answer), value in found.items()]
+    return {(group, answer): v for part in world.gather(own) for (group, answer), v in part}
 
 
 def update(
     groups: Sequence[Group],
     policy: Policy,
-    optimizer: Optimizer,
+    optimizer: Stepper,
     config: Config,
     *,
     progress: int,
@@ -117,8 +141,9 @@ def update(
                     threshold,
                     entropy_weight,
                     tokens,
-                    optimizer.loss_scale,
                     scored,
+                    world=optimizer.world,
+                    backward=optimizer.backward,
                 ),
                 optimizer.forget,
                 longest,
@@ -129,11 +154,19 @@ def update(
                 continue
             norm, lr = optimizer.step(progress)
             norms.append(norm)
+            metrics = _over_ranks(metrics, optimizer.world)
             _add(totals, metrics)
             if observe is not None:
                 loss = metrics["loss"][0].item()
                 observe(Seen(part, scored or {}, threshold, entropy_weight, loss, norm, lr))
     policy.model.eval()
+    return _summary(totals, norms, lr, optimizer)
+
+
+def _summary(
+    totals: Metrics, norms: Sequence[float], lr: float, optimizer: Stepper
+) -> dict[str, float]:
+    """Means over the optimizer steps of one rollout."""
     means = {name: (s / c.clamp(min=1e-12)).item() for name, (s, c) in totals.items()}
     if not norms:
         return {"loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "updates": 0, "skipped": 0, **means}
@@ -152,18 +185,23 @@ def accumulate(
     keep_above: float | None = None,
     entropy_weight: float = 0.0,
     tokens_at_once: int | None = None,
-    loss_scale: float = 1.0,
     scored: Scored | None = None,
+    *,
+    world: World = ALONE,
+    backward: Backward = _backward,
 ) -> Metrics | None:
     """The gradient of one optimizer step, added up over micro-batches; None when there is none.
 
     The denominator is counted over all groups first, so the gradient does not depend on how they
     are cut. Groups without spread have zero advantage: unless KL or entropy acts on them too, they
-    count in the denominator and are not computed. The gradient is `loss_scale` times the loss's.
-    `scored` is filled with the log-probs that were used.
+    count in the denominator and are not computed. Of several ranks each computes its share, whose
+    metrics are what comes back. `scored` is filled with the log-probs that were used.
     """
     objective = config.algorithm
-    chosen = [i for i, group in enumerate(groups) if _has_gradient(group, objective)]
+    active = [i for i, group in enumerate(groups) if _has_gradient(group, objective)]
+    if not active:
+        return None
+    chosen = [active[n] for n in own_share([groups[i] for i in active], world)]
     pieces = list(
         microbatches(
             [groups[i] for i in chosen],
@@ -174,34 +212,43 @@ def accumulate(
             pad_id=policy.pad_id,
         )
     )
-    if not pieces:
-        return None
-    whole = replace(step_denominator(groups, config, keep_above), microbatches=len(pieces))
-    totals: Metrics = {}
+    count = sum(world.gather(len(pieces)))
+    whole = replace(step_denominator(groups, config, keep_above), microbatches=count)
+    zero = torch.zeros((), device=policy.device)
+    totals: Metrics = {"loss": (zero, zero + 1)}
     fused = _compiles(policy, config)
-    for piece in pieces:
+    pieces = with_blanks(policy, pieces)
+    for number, piece in enumerate(pieces):
         micro = to_device(piece, policy.device)
         rows = micro.rows
         with attending_rows(policy.model, rows), compiled_layers(policy.model, fused):
+            heat, with_entropy = config.rollout.temperature, objective.uses_entropy
             logps, entropies = answer_logps(
-                policy,
-                rows,
-                config.rollout.temperature,
-                entropy_grad=objective.uses_entropy,
-                compiled=fused,
+                policy, rows, heat, entropy_grad=with_entropy, compiled=fused
             )
-            loss, metrics = policy_loss(
-                _tokens(micro, logps, entropies), objective, whole, entropy_weight
-            )
-            (loss * loss_scale if loss_scale != 1 else loss).backward()
+            tokens = _tokens(micro, logps, entropies)
+            loss, metrics = logps.sum() * 0, {}  # of a blank piece
+            if piece.members:
+                loss, metrics = policy_loss(tokens, objective, whole, entropy_weight)
+            backward(loss, number == len(pieces) - 1)
         if scored is not None:
             lines = zip(piece.members, logps.tolist(), entropies.tolist(), strict=True)
             scored |= {(chosen[g], a): (logp, entropy) for (g, a), logp, entropy in lines}
-        one = torch.ones((), device=loss.device)
-        _add(totals, {**metrics, "loss": (loss.detach(), one)})
-    # Micro-batch losses add up to the step's loss; every other metric is a mean.
-    totals["loss"] = (totals["loss"][0], torch.ones_like(totals["loss"][1]))
+        # Micro-batch losses add up to the step's loss; every other metric is a mean.
+        _add(totals, {**metrics, "loss": (loss.detach(), zero)})
     return totals
+
+
+def _over_ranks(metrics: Metrics, world: World) -> Metrics:
+    """The sums and counts of all ranks together; the loss stays a sum."""
+    if world.size == 1:
+        return metrics
+    numbers = {name: (total.item(), count.item()) for name, (total, count) in metrics.items()}
+    added: Metrics = {}
+    for found in world.gather(numbers):
+        pairs = torch.tensor(list(found.values()), dtype=torch.float64)
+        _add(added, {name: (pair[0], pair[1]) for name, pair in zip(found, pairs, strict=True)})
+    return added | {"loss": (added["loss"][0], torch.ones((), dtype=torch.float64))}
 
 
 def _compiles(policy: Policy, config: Config) -> bool:

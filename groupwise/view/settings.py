@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from groupwise.config.flat import leaves, within
 from groupwise.view.catalog import Run
 from groupwise.view.stored_group import Unreadable
 
@@ -22,7 +23,7 @@ NOT_THE_EXPERIMENT = ("seed", "tracking", "checkpoint", "engine.max_batch")
 
 def read_settings(run: Run) -> dict[str, Any]:
     """{"batch.prompts": 16, "seed": 0, ...}; empty for a run without a config."""
-    return _leaves(read_tree(run))
+    return leaves(read_tree(run))
 
 
 def read_tree(run: Run) -> dict[str, Any]:
@@ -58,11 +59,7 @@ def _check(text: str) -> None:
 
 def family(settings: Mapping[str, Any]) -> str:
     """The same for runs that differ only in their seed."""
-    kept = {
-        name: value
-        for name, value in settings.items()
-        if not any(name == free or name.startswith(free + ".") for free in NOT_THE_EXPERIMENT)
-    }
+    kept = {name: value for name, value in settings.items() if not within(name, NOT_THE_EXPERIMENT)}
     text = json.dumps(kept, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -79,13 +76,3 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            leaves |= _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves

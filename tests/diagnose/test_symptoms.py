@@ -213,3 +213,11 @@ def test_a_clipped_majority_and_exploding_gradients_mean_too_high_a_rate() -> No
 def test_gravest_first() -> None:
     rows = healthy_run(sampler_gap=always(0.08), truncated=always(1.0), **SLOW_REWARD)
     assert [f.severity for f in diagnose(rows, CONFIG)] == ["error", "warning", "info"]
+
+
+def test_answers_by_older_weights_are_no_disagreement_until_the_policy_outruns_them() -> None:
+    old = {"staleness": always(1.0)}
+    assert "sampler_gap" not in found(healthy_run(sampler_gap=always(0.3), **old))
+    outrun = found(healthy_run(sampler_gap=always(0.9), **old))["sampler_gap"]
+    assert "0.900 on average" in outrun.evidence and "1.0 updates old" in outrun.evidence
+    assert "workers.max_staleness=0" in outrun.advice

@@ -47,3 +47,42 @@ def test_weights_that_were_put_elsewhere_are_noticed() -> None:
     weight = model.model.layers[0].mlp.up_proj.weight
     weight.data = weight.data.clone()
     assert not joined.holds
+
+
+def test_joining_again_moves_nothing() -> None:
+    model = random_model("qwen2")
+    layers = [model.model.layers[0]]
+    first = Joined(layers)
+    Joined(layers)
+    assert first.holds
+
+
+def test_weights_inside_another_buffer_stay_there() -> None:
+    """An optimizer that updates that buffer must go on updating the model."""
+    model = random_model("llama")
+    attention = model.model.layers[0].self_attn
+    parts = [attention.v_proj, attention.q_proj, attention.k_proj]  # not in the order of a product
+    buffer = torch.cat([part.weight.data.flatten() for part in parts])
+    for part, flat in zip(parts, buffer.split([p.weight.numel() for p in parts]), strict=True):
+        part.weight.data = flat.view_as(part.weight)
+    joined = Joined([model.model.layers[0]])
+    names = [name for _, name, _ in joined.places]
+    assert "q_proj" not in names and "up_proj" in names
+    buffer.zero_()
+    assert attention.q_proj.weight.abs().max() == 0
+
+
+def test_weights_that_lie_together_in_a_buffer_are_joined_where_they_are() -> None:
+    model = random_model("llama")
+    attention = model.model.layers[0].self_attn
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    expected = model(TOKENS).logits
+    buffer = torch.cat([torch.zeros(7), *(part.weight.data.flatten() for part in parts)])
+    sizes = [7, *(part.weight.numel() for part in parts)]
+    for part, flat in zip(parts, buffer.split(sizes)[1:], strict=True):
+        part.weight.data = flat.view_as(part.weight)
+    joined = Joined([model.model.layers[0]])
+    with joined.instead():
+        assert torch.allclose(model(TOKENS).logits, expected, atol=1e-5)
+        buffer.zero_()
+        assert not torch.allclose(model(TOKENS).logits, expected, atol=1e-5)

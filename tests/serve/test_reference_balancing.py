@@ -13,10 +13,12 @@ from groupwise.config import ReferenceSettings
 from groupwise.errors import ModelError
 from groupwise.policy.reference import Reference
 from groupwise.policy.scoring import Logps, score_groups
+from groupwise.serve import links as links_module
 from groupwise.serve import reference as reference_module
-from groupwise.serve.client import Gone, Offer
+from groupwise.serve.client import Gone
 from groupwise.serve.identity import identify
 from groupwise.serve.reference import ServerReference
+from groupwise.serve.scoring_server import Offer
 from groupwise.serve.wire import Question
 from small_models import random_groups, random_policy
 
@@ -47,7 +49,7 @@ class Stub:
             raise Gone("connection refused")
         return Offer(self.model, 4096)
 
-    def ask(self, question: Question, model: str) -> Logps:
+    def logps(self, question: Question, model: str) -> Logps:
         self.asked += 1
         assert model == self.model.name
         time.sleep(self.pause)
@@ -100,7 +102,7 @@ def test_one_that_dies_is_survived_with_one_warning(
 def test_one_that_comes_back_works_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reference_module, "ASIDE_SECONDS", 0.0)
+    monkeypatch.setattr(links_module, "ASIDE_SECONDS", 0.0)
     well = Stub("http://well:1", pause=0.02)
     back = Stub("http://back:1", dies_at=1, returns=True)
     reference = balanced(monkeypatch, well, back)
@@ -111,7 +113,7 @@ def test_one_that_comes_back_works_again(
 
 
 def test_one_that_comes_back_as_another_model_stays_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_module, "ASIDE_SECONDS", 0.0)
+    monkeypatch.setattr(links_module, "ASIDE_SECONDS", 0.0)
     well = Stub("http://well:1", pause=0.02)
     changed = Stub("http://changed:1", dies_at=1, returns=True)
     reference = balanced(monkeypatch, well, changed)
@@ -135,7 +137,7 @@ def test_when_none_is_left_the_message_names_each_and_the_way_on(
 
 def test_a_question_that_kills_every_server_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cursed(Stub):
-        def ask(self, question: Question, model: str) -> Logps:
+        def logps(self, question: Question, model: str) -> Logps:
             self.asked += 1
             raise Gone("it failed with status 500")
 
@@ -149,7 +151,7 @@ def test_a_question_that_kills_every_server_ends_the_run(monkeypatch: pytest.Mon
 def test_a_server_that_is_away_at_the_start_is_joined_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reference_module, "ASIDE_SECONDS", 0.0)
+    monkeypatch.setattr(links_module, "ASIDE_SECONDS", 0.0)
     late, well = Stub("http://late:1", dies_at=0), Stub("http://well:1", pause=0.02)
     reference = balanced(monkeypatch, late, well)
     assert reference.score(GROUPS, 1.0, 20) == expected(20) and late.asked == 0

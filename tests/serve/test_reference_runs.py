@@ -18,7 +18,8 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import load_policy
 from groupwise.recipe import parse, write_config
-from groupwise.serve.client import Gone, Server
+from groupwise.serve.client import Gone
+from groupwise.serve.scoring_server import Server
 from groupwise.tracking.run import read_metrics
 from groupwise.train.api import train
 from reference_servers import TOKEN, in_process, in_thread
@@ -60,7 +61,7 @@ def test_a_run_is_the_same_over_http_also_after_its_only_server_died(
 ) -> None:
     """Metrics, weights and stored answers, bit for bit; the second server is another address."""
     requests = 0
-    original = Server._request
+    original = Server.request
 
     def until_it_dies(self: Server, *args: Any) -> bytes:
         nonlocal requests
@@ -70,13 +71,13 @@ def test_a_run_is_the_same_over_http_also_after_its_only_server_died(
         return original(self, *args)
 
     with in_thread(tiny()) as server, monkeypatch.context() as context:
-        context.setattr(Server, "_request", until_it_dies)
+        context.setattr(Server, "request", until_it_dies)
         with pytest.raises(ModelError, match="run the same command again"):
             train(server_config(server.url), tmp_path / "run", quiet=True)
     assert 0 < len(read_metrics(tmp_path / "run")) < 3
     with in_thread(tiny()) as server:
         train(server_config(server.url), tmp_path / "run", quiet=True)
-        assert server.worker.counts.passes > 3  # several micro-batches a step
+        assert server.worker.thread.counts.passes > 3  # several micro-batches a step
     assert fingerprint(tmp_path / "run") == in_process_run
 
 

@@ -18,10 +18,11 @@ from groupwise.policy.load import load_policy
 from groupwise.policy.reference import Reference
 from groupwise.policy.scoring import score_groups
 from groupwise.serve import worker as worker_module
-from groupwise.serve.client import Gone, Server
-from groupwise.serve.command import check_token, is_loopback
+from groupwise.serve.client import Gone
 from groupwise.serve.identity import difference, from_tensors, identify, to_tensors
 from groupwise.serve.reference import ServerReference
+from groupwise.serve.running import check_token, is_loopback
+from groupwise.serve.scoring_server import Server
 from groupwise.serve.wire import Question, encode_question
 from groupwise.types import Group
 from reference_servers import TOKEN, Running, in_thread
@@ -171,7 +172,7 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
         asking.append(threading.Thread(target=send, args=(server, "POST", "/logps", body)))
         asking[1].start()
         deadline = time.monotonic() + 20
-        while server.worker.waiting < 1 and time.monotonic() < deadline:
+        while server.worker.thread.waiting < 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         status, headers, _ = send(server, "POST", "/logps", body)
         assert status == 503 and headers["retry-after"] == "1"
@@ -195,12 +196,12 @@ def test_who_hangs_up_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         impatient = Server(server.url, TOKEN, "GROUPWISE_TOKEN", timeout=0.3)
         for _ in range(2):
             with pytest.raises(Gone, match=r"no reply within 0\.3 s"):
-                impatient.ask(question, "")
+                impatient.logps(question, "")
         deadline = time.monotonic() + 20
-        while server.worker.counts.requests[499] < 2 and time.monotonic() < deadline:
+        while server.worker.thread.counts.requests[499] < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         opened.set()
-    assert server.worker.counts.passes == 1  # the first was on its way, the second was not
+    assert server.worker.thread.counts.passes == 1  # the first was on its way, the second was not
 
 
 def test_out_of_memory_on_the_server_reaches_the_trainer_as_such(
@@ -283,7 +284,7 @@ def test_nobody_there_and_somebody_else_are_told_apart(monkeypatch: pytest.Monke
     with pytest.raises(ModelError, match=r"no reference server is left .*refused"):
         ServerReference(settings(nowhere, timeout=1), random_policy(), fresh=True)
     for page in (b"<html>", b"[]", b"{}", b'{"tokens": 5}', b"[" * 60_000):
-        monkeypatch.setattr(Server, "_request", lambda *_, page=page: page)
+        monkeypatch.setattr(Server, "request", lambda *_, page=page: page)
         with pytest.raises(ModelError, match="not as a reference server"):
             ServerReference(settings(nowhere), random_policy(), fresh=True)
 

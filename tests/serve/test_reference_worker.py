@@ -10,8 +10,9 @@ import pytest
 
 from groupwise.policy.scoring import score_groups
 from groupwise.serve import worker as worker_module
+from groupwise.serve.model_thread import Job, QueueFull, Stopping
 from groupwise.serve.wire import Question
-from groupwise.serve.worker import Job, QueueFull, Stopping, Worker, take_together
+from groupwise.serve.worker import Worker, take_together
 from small_models import random_groups, random_policy
 
 
@@ -71,7 +72,7 @@ def test_waiting_questions_share_one_pass_and_get_their_own_numbers(
     answers = [worker.submit(asked[0])]
     assert gate.entered.wait(20)
     answers += [worker.submit(one) for one in asked[1:]]
-    assert worker.waiting == 2
+    assert worker.thread.waiting == 2
     gate.opened.set()
     for one, answer in zip(asked, answers, strict=True):
         alone = score_groups(policy, one.groups, 1.0, 4096, layout="padded")
@@ -81,8 +82,8 @@ def test_waiting_questions_share_one_pass_and_get_their_own_numbers(
             assert found[place][0] == pytest.approx(logps, abs=1e-5)
     worker.close()
     assert gate.passes == [2, 4]
-    assert (worker.counts.passes, worker.counts.questions) == (2, 3)
-    assert worker.counts.tokens == sum(one.tokens for one in asked)
+    assert (worker.thread.counts.passes, worker.thread.counts.questions) == (2, 3)
+    assert worker.thread.counts.tokens == sum(one.tokens for one in asked)
 
 
 def test_a_full_queue_refuses_and_a_closed_worker_first_answers_what_waits(
@@ -130,6 +131,6 @@ def test_a_pass_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         worker.submit(question(0)).result(20)
     monkeypatch.setattr(worker_module, "score_groups", score_groups)
-    assert worker.submit(question(0)).result(20) and worker.alive
+    assert worker.submit(question(0)).result(20) and worker.thread.alive
     worker.close()
-    assert not worker.alive
+    assert not worker.thread.alive

@@ -6,6 +6,7 @@ single-threaded here, so it is safe.
 """
 
 import importlib
+import json
 import os
 import pathlib
 import signal
@@ -16,6 +17,7 @@ import pytest
 from groupwise.config import Config
 from groupwise.errors import Interrupted
 from groupwise.train.api import train
+from groupwise.train.checkpoint import newest_checkpoint
 from runs import STATEFUL, fingerprint, small_config
 
 CONFIG = small_config("steps=5", *STATEFUL)
@@ -145,11 +147,11 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(CONFIG, folder, quiet=True)
     monkeypatch.undo()
-    pending = []
-    take = loop._take_pending
-    monkeypatch.setattr(loop, "_take_pending", lambda s: pending.append(len(s.pending)) or take(s))
+    newest = newest_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    pending = json.loads((newest / "state.json").read_text())["pending"]
+    assert [len(step["groups"]) for step in pending] == ([3] if wait_for == "score_groups" else [])
     train(CONFIG, folder, quiet=True)
-    assert pending[0] == (3 if wait_for == "score_groups" else 0)
     assert fingerprint(folder) == fingerprint(uninterrupted)
 
 

@@ -85,8 +85,7 @@ def join_projections(layer: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]
         for names in TOGETHER:
             linears = [getattr(parent, name, None) for name in names]
             plain = [linear for linear in linears if type(linear) is nn.Linear]
-            biases = {linear.bias is None for linear in plain}
-            if len(plain) == len(names) and len(biases) == 1:
+            if len(plain) == len(names) and _can_be_one(plain):
                 first = First(plain)
                 found += [
                     (parent, n, m) for n, m in zip(names, [first, *first.others], strict=True)
@@ -94,9 +93,42 @@ def join_projections(layer: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]
     return found
 
 
+def _can_be_one(linears: Sequence[nn.Linear]) -> bool:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    if not can_lie_together([linear.weight for linear in linears]):
+        return False
+    return not biases or (len(biases) == len(linears) and can_lie_together(biases))
+
+
+def can_lie_together(parameters: Sequence[Tensor]) -> bool:
+    """They do already, or each may be moved: one inside somebody else's buffer may not.
+
+    DeepSpeed, for one, writes updated weights into a buffer that its parameters are views of.
+    """
+    return _lie_together(parameters) or all(_owns_its_memory(p) for p in parameters)
+
+
+def _lie_together(parameters: Sequence[Tensor]) -> bool:
+    ends = [p.data_ptr() + p.numel() * p.element_size() for p in parameters]
+    starts = [p.data_ptr() for p in parameters]
+    memory = {p.untyped_storage().data_ptr() for p in parameters}
+    whole = all(p.is_contiguous() for p in parameters)
+    return whole and len(memory) == 1 and ends[:-1] == starts[1:]
+
+
+def _owns_its_memory(parameter: Tensor) -> bool:
+    size = parameter.numel() * parameter.element_size()
+    return parameter.is_contiguous() and parameter.untyped_storage().nbytes() == size
+
+
 @torch.no_grad()
 def _side_by_side(parameters: Sequence[Tensor]) -> nn.Parameter:
-    """One tensor with all of them; they become views of it."""
+    """One tensor with all of them; they are views of it, or become that."""
+    first = parameters[0].data
+    if _lie_together(parameters):
+        rows = sum(len(p) for p in parameters)
+        joint = first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+        return nn.Parameter(joint, requires_grad=False)
     joint = torch.cat([p.data for p in parameters])
     for parameter, view in zip(parameters, joint.split([len(p) for p in parameters]), strict=True):
         parameter.data = view

@@ -2,7 +2,7 @@
 
 import torch
 
-from groupwise.policy.attention import Unservable
+from groupwise.policy.attention import Unservable, why_fixed
 from groupwise.policy.load import Policy
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.types import Request, Sampling
@@ -11,8 +11,8 @@ from groupwise.types import Request, Sampling
 @torch.no_grad()
 def why_not(policy: Policy) -> str | None:
     """The reason that it cannot, in words; None when it can."""
-    if not getattr(policy.model, "_supports_attention_backend", False):
-        return "its attention cannot be replaced (no transformers AttentionInterface)"
+    if (problem := why_fixed(policy.model)) is not None:
+        return problem
     prompt = tuple(token % policy.vocab for token in range(3, 9))
     requests = [Request(prompt, (1, 2)), Request(prompt[:2], (3,))]
     engine = NativeEngine(policy, 4, graphs=False)

@@ -1,0 +1,177 @@
+"""`--nproc N`: the same command as N ranks on this machine, watched until the last has ended.
+
+Rank 0 has the terminal; what the others print is kept aside and its last lines are shown if one of
+them is the first to fail. A signal is passed on to every rank, which then agree on where to stop.
+When a rank dies the others are given `GRACE` seconds to notice, and are then ended too. When this
+process itself dies, the ranks see their end of a pipe close and stop as if they had been asked to.
+"""
+
+import contextlib
+import os
+import pathlib
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+GRACE = 20.0
+"""Seconds that the others have to end by themselves after a rank failed."""
+PIPE = "GROUPWISE_LAUNCHER_PIPE"
+TAIL = 15
+"""Lines of a failed rank's output that are shown."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank that is over, in the order in which they ended; a negative code is a signal's."""
+
+    rank: int
+    code: int
+
+
+def launch(arguments: Sequence[str], count: int) -> int:
+    """Run `groupwise ARGUMENTS` as `count` ranks. The exit code that stands for all of them."""
+    command = [sys.executable, "-m", "groupwise", *arguments]
+    alive, kept_open = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="groupwise-") as folder, _pipe(alive, kept_open):
+        outputs = [pathlib.Path(folder) / f"rank-{rank}.txt" for rank in range(count)]
+        port = _free_port()
+        ranks = [
+            _start(command, rank, count, port, alive, outputs[rank] if rank else None)
+            for rank in range(count)
+        ]
+        with _passing_signals_on(ranks):
+            ended = _wait(ranks)
+        return _verdict(ended, outputs)
+
+
+def _start(
+    command: Sequence[str],
+    rank: int,
+    count: int,
+    port: int,
+    alive: int,
+    output: pathlib.Path | None,
+) -> subprocess.Popen[bytes]:
+    threads = max(1, (os.cpu_count() or 1) // count)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        PIPE: str(alive),
+    }
+    # A session of its own: Ctrl-C reaches the ranks once, through us, and not twice.
+    with output.open("wb") if output else contextlib.nullcontext() as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            pass_fds=(alive,),
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _passing_signals_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(number)
+
+    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[Ended]:
+    """Until all have ended; those that outlive a failed one for too long are killed."""
+    over: queue.Queue[Ended] = queue.Queue()
+
+    def watch(rank: int, process: subprocess.Popen[bytes]) -> None:
+        over.put(Ended(rank, process.wait()))
+
+    for rank, process in enumerate(ranks):
+        threading.Thread(target=watch, args=(rank, process), daemon=True).start()
+    ended: list[Ended] = []
+    while len(ended) < len(ranks):
+        failed = any(one.code for one in ended)
+        try:
+            ended.append(over.get(timeout=GRACE if failed else None))
+        except queue.Empty:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+    return ended
+
+
+def _verdict(ended: Sequence[Ended], outputs: Sequence[pathlib.Path]) -> int:
+    """0, 2 and 3 where that is what happened; else 1, with what is known about the first failure.
+
+    A rank that finds something that the user can fix ends the others: its word counts.
+    """
+    failed = [one for one in ended if one.code]
+    if not failed:
+        return 0
+    first = next((one for one in failed if one.code == 2), failed[0])
+    if first.rank and first.code > 0:
+        _show(first, outputs)
+    if first.code == 2 or all(one.code == 3 for one in ended):
+        return first.code
+    how = signal.Signals(-first.code).name if first.code < 0 else f"exit code {first.code}"
+    print(
+        f"error: rank {first.rank} of {len(ended)} ended first, with {how}, and the run with it. "
+        "The same command goes on from the last checkpoint",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _show(one: Ended, outputs: Sequence[pathlib.Path]) -> None:
+    lines = outputs[one.rank].read_text(errors="replace").splitlines()[-TAIL:]
+    print("\n".join(f"[rank {one.rank}] {line}" for line in lines), file=sys.stderr)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _pipe(*ends: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def stop_with_launcher() -> None:
+    """In a rank: ask ourselves to stop when the process that launched us is gone."""
+    end = os.environ.pop(PIPE, None)
+    if end is None:
+        return
+
+    def wait() -> None:
+        os.read(int(end), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,0 +1,184 @@
+"""The ranks of a run, and the few things that they say to each other.
+
+Every rank runs the same loop on the same numbers. Where work can be split, each does its share and
+all get everything. What travels between processes is JSON or tensors, never pickles. A run of one
+process has `ALONE`, for which all of this does nothing.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from groupwise.errors import GroupwiseError, RankLost
+
+Item = TypeVar("Item")
+BUCKET_BYTES = 64 * 2**20
+"""Tensors that are summed together travel in pieces of about this size."""
+
+
+@dataclass(frozen=True)
+class World:
+    """World(rank=1, size=2) is the second of two processes.
+
+    `local_rank` counts within a machine. `group` carries JSON, in CPU memory whatever the device;
+    tensors take the default group of torch.distributed. `spare` is a second one like `group`.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    group: Any = None
+    spare: Any = None
+
+    def aside(self) -> "World":
+        """The same ranks on a channel of its own: for a thread that speaks beside this one."""
+        return replace(self, group=self.spare)
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes files and talks to people."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gave, in the order of ranks: plain JSON values."""
+        if self.size == 1:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        with lost_ranks():
+            sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
+            longest = int(max(sizes))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(data)] = data
+            found = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(found, padded, group=self.group)
+        return [
+            json.loads(part[: int(size)].numpy().tobytes())
+            for part, size in zip(found, sizes, strict=True)
+        ]
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 gave."""
+        return self.gather(value if self.first else None)[0]
+
+    def any(self, flag: bool) -> bool:
+        return any(self.gather(flag))
+
+    def most(self, number: int) -> int:
+        return max(self.gather(number))
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def share(self, items: Sequence[Item], work: Callable[[list[Item]], list[Any]]) -> list[Any]:
+        """`work(items)`, of which each rank does every `size`-th; all get all. Results are JSON."""
+        mine = list(items[self.rank :: self.size])
+        found: list[Any] = [None] * len(items)
+        for rank, part in enumerate(self.gather(work(mine) if mine else [])):
+            found[rank :: self.size] = part
+        return found
+
+    def first_does(self, work: Callable[[], Any]) -> Any:
+        """Rank 0 works and all get its result; an error that a user can fix is raised by all."""
+        if self.size == 1:
+            return work()
+        found: dict[str, Any] = {}
+        if self.first:
+            try:
+                found = {"value": work()}
+            except GroupwiseError as error:
+                self.broadcast({"error": str(error)})
+                raise
+        found = self.broadcast(found)
+        if "error" in found:
+            raise GroupwiseError(found["error"])
+        return found["value"]
+
+    @contextmanager
+    def one_ahead(self) -> Iterator[None]:
+        """The first rank of each machine goes ahead (and downloads); the others follow."""
+        if self.local_rank:
+            self.barrier()
+        yield
+        if not self.local_rank:
+            self.barrier()
+
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Each tensor becomes the sum of what all ranks have in its place."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        room = BUCKET_BYTES
+        for tensor in tensors:
+            if bucket and (
+                room < 0 or (tensor.dtype, tensor.device) != (bucket[0].dtype, bucket[0].device)
+            ):
+                _sum_bucket(bucket)
+                bucket, room = [], BUCKET_BYTES
+            bucket.append(tensor)
+            room -= tensor.numel() * tensor.element_size()
+        if bucket:
+            _sum_bucket(bucket)
+
+
+ALONE = World()
+
+
+def _sum_bucket(tensors: Sequence[Tensor]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    with lost_ranks():
+        dist.all_reduce(flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+# What gloo and NCCL say when the other side is gone or silent.
+_SIGNS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "no route to host",
+    "socket closed",
+    "remote process exited",
+    "nccl communicator was aborted",
+)
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """A collective that fails because another process is gone says so, in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS):
+            reason = text.strip().splitlines()[0][:200]
+            raise RankLost(
+                f"another rank ended or cannot be reached ({reason}); its own message says why. "
+                "The same command goes on from the last checkpoint, with any number of processes"
+            ) from error
+        raise
+
+
+def even_shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Indices for each rank, in order, so that their sizes add up to about the same.
+
+    even_shares([5, 1, 4, 2], 2) == [[0, 1], [2, 3]]: the largest first, to whoever has least.
+    """
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        rank = min(range(ranks), key=lambda r: (loads[r], r))
+        shares[rank].append(index)
+        loads[rank] += sizes[index]
+    return [sorted(share) for share in shares]

@@ -1,0 +1,36 @@
+"""The run folder of a rank that does not own it: read like the owner's, never written."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.distributed.world import World
+from groupwise.tracking.run import RunFolder
+from groupwise.types import Group
+
+
+def open_run(folder: pathlib.Path, config: Config, world: World) -> RunFolder:
+    """Rank 0 takes the folder, or says why it cannot; the others follow."""
+    opened: list[RunFolder] = []
+    world.first_does(lambda: opened.append(RunFolder(folder, config)))
+    return opened[0] if opened else FollowedRun(folder, config)
+
+
+class FollowedRun(RunFolder):
+    def __init__(self, path: pathlib.Path, config: Config) -> None:
+        self.path = path
+        self.config = config
+
+    def __exit__(self, *_: object) -> None:
+        """Rank 0 holds the lock."""
+
+    def rewind(self, step: int) -> None: ...
+
+    def log_metrics(self, metrics: Mapping[str, float]) -> None: ...
+
+    def log_rollouts(self, step: int, groups: Sequence[Group]) -> None: ...
+
+    def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None: ...

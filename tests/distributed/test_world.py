@@ -1,0 +1,263 @@
+"""Shares, SLURM's variables, exit codes: what needs no second process."""
+
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupwise.cli.train import train as train_command
+from groupwise.distributed import launch
+from groupwise.distributed.join import joined
+from groupwise.distributed.launch import Ended
+from groupwise.distributed.slurm import adopt_slurm, first_host
+from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
+from groupwise.errors import ConfigError, RankLost
+from groupwise.policy.scoring import with_blanks
+from groupwise.rollout.collect import share_groups
+from groupwise.train.memory_fit import TokenBudget
+from groupwise.train.parallel import check_ranks, kind_for
+from groupwise.train.step import accumulate, own_share
+from groupwise.types import Problem
+from runs import small_config
+from small_models import random_groups, random_policy
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
+def test_shares_hold_everything_once_and_are_even(sizes: list[int], ranks: int) -> None:
+    shares = even_shares(sizes, ranks)
+    assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
+    loads = [sum(sizes[index] for index in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+    assert all(share == sorted(share) for share in shares)
+
+
+def test_alone_everything_is_as_it_was() -> None:
+    assert ALONE.gather({"a": float("inf")}) == [{"a": float("inf")}]
+    assert ALONE.share([1, 2, 3], lambda items: [item * 2 for item in items]) == [2, 4, 6]
+    assert own_share(random_groups(5), ALONE) == [0, 1, 2, 3, 4]
+
+
+class Together(World):
+    """Ranks that are threads of this process: what they say goes through a list."""
+
+    said: list[list[str]]
+    turn: threading.Barrier
+
+    def gather(self, value: object) -> list[object]:
+        self.said[self.rank].append(json.dumps(value))
+        self.turn.wait(10)
+        found = [json.loads(texts[-1]) for texts in self.said]
+        self.turn.wait(10)
+        return found
+
+
+def in_threads(size: int, work: Callable[[World], object]) -> list[object]:
+    """`work(world)` of each rank."""
+    said: list[list[str]] = [[] for _ in range(size)]
+    turn = threading.Barrier(size)
+    found: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        world = Together(rank, size)
+        object.__setattr__(world, "said", said)
+        object.__setattr__(world, "turn", turn)
+        found[rank] = work(world)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_groups_made_in_shares_come_back_in_order_with_their_problems(count: int) -> None:
+    groups = random_groups(count, seed=3)
+    problems = [(Problem(f"p{i}", "?", {"odd": object()}), (i,)) for i in range(count)]
+
+    def work(world: World) -> object:
+        return share_groups(world, problems, lambda mine: [groups[p[1][0]] for p in mine])
+
+    for found in in_threads(3, work):
+        assert isinstance(found, list)
+        assert [group.completions for group in found] == [group.completions for group in groups]
+        assert [group.rewards for group in found] == [group.rewards for group in groups]
+        assert [group.problem for group in found] == [problem for problem, _ in problems]
+
+
+def test_gradients_of_ranks_add_up_to_that_of_one_process() -> None:
+    """Four ranks, three groups: one rank has nothing to do."""
+    groups, config = random_groups(3, 4, seed=1), small_config("batch.tokens_per_microbatch=30")
+    whole = random_policy(layout="padded")
+    accumulate(groups, whole, config)
+    policies = [random_policy(layout="padded") for _ in range(4)]
+    in_threads(4, lambda world: accumulate(groups, policies[world.rank], config, world=world))
+    for name, weight in whole.model.named_parameters():
+        parts = [dict(policy.model.named_parameters())[name].grad for policy in policies]
+        total = sum(part for part in parts if part is not None)
+        assert weight.grad is not None and sum(part is None for part in parts) == 1
+        assert (weight.grad - total).abs().max().item() < 1e-6, name
+
+
+def test_a_blank_pass_leaves_the_gradient_alone() -> None:
+    groups, config = random_groups(2, 3, seed=2), small_config()
+    plain, padded = random_policy(), random_policy()
+    accumulate(groups, plain, config)
+    more = replace(padded, passes=lambda count: count + 2)
+    assert [bool(p.members) for p in with_blanks(more, [])] == [False, False]
+    metrics = accumulate(groups, more, config)
+    assert metrics is not None
+    for ours, theirs in zip(plain.model.parameters(), padded.model.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        assert (ours.grad - theirs.grad).abs().max().item() == 0
+
+
+def test_ranks_agree_to_take_less_when_one_runs_out_of_memory() -> None:
+    def work(world: World) -> object:
+        budget, tried = TokenBudget(64, world), []
+
+        def attempt(tokens: int) -> int:
+            tried.append(tokens)
+            if world.rank == 1 and tokens > 20:
+                raise MemoryError("no memory")
+            return tokens
+
+        return budget.fit(attempt, lambda: None, 8), tried
+
+    assert in_threads(2, work) == [(16, [64, 32, 16])] * 2
+
+
+def test_slurm_says_who_a_task_is() -> None:
+    found = {
+        "SLURM_PROCID": "5",
+        "SLURM_NTASKS": "16",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODELIST": "gpu[07-09,12],login1",
+        "SLURM_JOB_ID": "40123",
+        "SLURM_STEP_ID": "0",
+    }
+    adopt_slurm(found)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [found[name] for name in names] == ["5", "16", "1", "gpu07", "12123"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"SLURM_STEP_ID": None}, {"SLURM_NTASKS": "1"}, {"RANK": "0"}, {"SLURM_PROCID": None}],
+)
+def test_a_batch_script_one_task_and_other_launchers_are_left_alone(
+    change: dict[str, str | None],
+) -> None:
+    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
+    environment = {k: v for k, v in (told | change).items() if v is not None}
+    before = dict(environment)
+    adopt_slurm(environment)
+    assert environment == before
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node1", "node1"),
+        ("a1,a2", "a1"),
+        ("n[001-064]", "n001"),
+        ("r[1-2]n[3,5]x,z", "r1n3x"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
+    assert first_host(hosts) == first
+
+
+@given(st.text(alphabet="ab0-9[],", max_size=60))
+def test_no_list_of_hosts_is_too_much(hosts: str) -> None:
+    assert len(first_host(hosts)) <= len(hosts)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ([(0, 0), (1, 0)], 0, ""),
+        ([(1, 3), (0, 3)], 3, ""),
+        ([(1, -9), (0, 1)], 1, "rank 1 of 2 ended first, with SIGKILL"),
+        ([(0, 1), (1, 2)], 2, "[rank 1] error: a fix"),
+        ([(1, 1), (0, -9)], 1, "[rank 1] error: a fix"),
+        ([(0, 3), (1, -9)], 1, "rank 0 of 2 ended first, with exit code 3"),
+    ],
+)
+def test_one_exit_code_stands_for_all_ranks(
+    codes: list[tuple[int, int]],
+    code: int,
+    said: str,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outputs = [tmp_path / "0", tmp_path / "1"]
+    outputs[1].write_text("much\nerror: a fix\n")
+    assert launch._verdict([Ended(*pair) for pair in codes], outputs) == code
+    assert said in capsys.readouterr().err
+
+
+def test_two_launchers_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ConfigError, match="leave --nproc out"):
+        train_command(["demo"], nproc=2)
+
+
+def test_a_number_of_processes_without_their_names_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="MASTER_ADDR, MASTER_PORT are not set"), joined("cpu", 5):
+        pass
+
+
+def test_only_lost_connections_are_called_lost_ranks() -> None:
+    with pytest.raises(RankLost, match="goes on from the last checkpoint"), lost_ranks():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1")
+    with pytest.raises(RuntimeError, match="shapes"), lost_ranks():
+        raise RuntimeError("shapes do not match")
+
+
+def test_the_kind_follows_from_the_recipe_and_the_number_of_processes() -> None:
+    two = World(0, 2)
+    assert kind_for(small_config(), two) == "ddp"
+    assert kind_for(small_config("distributed.kind=zero3"), two) == "zero3"
+    assert kind_for(small_config("distributed.kind=zero3"), ALONE) == "none"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fix"),
+    [
+        (["quantization=int8", "adapter=lora"], "distributed.kind=ddp"),
+        (["optimizer.kind=adamw_8bit"], "optimizer.kind=adamw"),
+        (["optimizer.offload=true"], "distributed.offload_parameters=true"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_fix(overrides: list[str], fix: str) -> None:
+    config = small_config("distributed.kind=fsdp2", *overrides)
+    with pytest.raises(ConfigError, match=fix):
+        check_ranks(config, World(0, 2))
+    check_ranks(config, ALONE)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["distributed.kind=ddp", "distributed.offload_parameters=true"],
+        ["distributed.kind=fsdp2", "distributed.offload_optimizer=true"],
+        ["distributed.kind=zero4"],
+    ],
+)
+def test_a_block_that_cannot_work_is_refused_at_once(overrides: list[str]) -> None:
+    with pytest.raises(ConfigError, match="distributed"):
+        small_config(*overrides)

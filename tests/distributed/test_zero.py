@@ -1,0 +1,110 @@
+"""DeepSpeed ZeRO 0 to 3 in two processes against one process; and from one kind to another."""
+
+import pathlib
+import shutil
+
+import pytest
+import torch
+
+from groupwise.errors import ConfigError
+from groupwise.train.api import train
+from groupwise.train.zero import FiniteAdamW, deepspeed_config, make_zero
+from ranks import largest_gap, train_in_ranks
+from runs import small_config, timeless_metrics
+from small_models import random_policy
+
+RUN = ["optimizer.lr=1e-4", "optimizer.weight_decay=0.1", "batch.epochs=2", "eval.every=0"]
+KL = ["algorithm.kl_weight=0.01"]
+ADAPTER = ["adapter=lora", "gradient_checkpointing=true", *KL]
+
+
+def run(kind: str, *overrides: str, steps: int = 3) -> list[str]:
+    return [f"steps={steps}", f"distributed.kind={kind}", *RUN, *overrides]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    pytest.importorskip("deepspeed")
+    root = tmp_path_factory.mktemp("runs")
+    train(small_config("steps=2", *RUN, *KL), root / "short", quiet=True)
+    for name in ("one", "one_then_zero3", "one_then_zero2"):
+        shutil.copytree(root / "short", root / name)
+    train(small_config("steps=3", *RUN, *KL), root / "one", quiet=True)
+    train(small_config("steps=3", *RUN, *ADAPTER), root / "one_adapter", quiet=True)
+    offloaded = [f"distributed.offload_{what}=true" for what in ("optimizer", "parameters")]
+    train_in_ranks(
+        {
+            **{root / f"zero{stage}": run(f"zero{stage}", *KL) for stage in range(4)},
+            root / "offloaded": run("zero3", *KL, *offloaded),
+            root / "one_then_zero3": run("zero3", *KL),
+            root / "one_then_zero2": run("zero2", *KL),
+            root / "zero2_then_one": run("zero2", *KL, steps=2),
+            root / "zero3_then_fsdp2": run("zero3", *KL, steps=2),
+        }
+    )
+    train_in_ranks(
+        {
+            root / "zero3_then_fsdp2": run("fsdp2", *KL),
+            root / "zero2_adapter": run("zero2", *ADAPTER),
+            root / "zero3_adapter": run("zero3", *ADAPTER),
+        }
+    )
+    train(small_config("steps=3", *RUN, *KL), root / "zero2_then_one", quiet=True)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("zero0", "zero1", "zero2", "zero3", "offloaded"),
+        *("one_then_zero3", "one_then_zero2", "zero2_then_one", "zero3_then_fsdp2"),
+        *("zero2_adapter", "zero3_adapter"),
+    ],
+)
+def test_zero_makes_the_same_run_as_one_process(runs: pathlib.Path, name: str) -> None:
+    one = runs / ("one_adapter" if name.endswith("adapter") else "one")
+    assert largest_gap(one, runs / name) < 1e-5
+    for ours, theirs in zip(timeless_metrics(one), timeless_metrics(runs / name), strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
+
+
+def test_a_step_on_a_gradient_that_is_not_finite_is_not_taken() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    adamw = FiniteAdamW([weight], lr=0.1)
+    for value, expected in ((float("nan"), 1.0), (float("inf"), 1.0), (1.0, 0.9)):
+        weight.grad = torch.tensor([1.0, value, 1.0])
+        adamw.step()
+        assert weight[0].item() == pytest.approx(expected, abs=1e-2)
+
+
+def test_settings_become_deepspeeds() -> None:
+    offload = [f"distributed.offload_{what}=true" for what in ("optimizer", "parameters")]
+    config = small_config("distributed.kind=zero3", "optimizer.clip_norm=0.3", *offload)
+    found = deepspeed_config(config, 3, torch.bfloat16)
+    assert found["gradient_clipping"] == 0.3
+    assert found["bf16"] == {"enabled": True}
+    assert found["zero_optimization"]["stage"] == 3
+    for what in ("offload_optimizer", "offload_param"):
+        assert found["zero_optimization"][what]["device"] == "cpu"
+    assert (
+        "offload_optimizer"
+        not in deepspeed_config(small_config("distributed.kind=zero2"), 2, torch.float32)[
+            "zero_optimization"
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "fix"),
+    [("zero0", torch.bfloat16, "use ddp"), ("zero2", torch.float16, "precision=fp32 or bf16")],
+)
+def test_precisions_that_deepspeed_lacks_are_refused(
+    kind: str, dtype: torch.dtype, fix: str
+) -> None:
+    pytest.importorskip("deepspeed")
+    from groupwise.distributed.world import ALONE
+
+    policy = random_policy(dtype=dtype)
+    with pytest.raises(ConfigError, match=fix):
+        make_zero(policy, small_config(f"distributed.kind={kind}"), ALONE)

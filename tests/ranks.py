@@ -1,0 +1,91 @@
+"""Several runs, one after the other, in the same few ranks: importing torch is paid for once.
+
+    train_in_ranks({folder: ["distributed.kind=ddp"], other: ["distributed.kind=fsdp2"]})
+
+The ranks make the process group themselves, as Ray does: `train` finds it there.
+"""
+
+import faulthandler
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from safetensors.torch import load_file
+
+LIMIT = 500
+"""Seconds after which ranks say where they are and end."""
+Jobs = Mapping[pathlib.Path, Sequence[str]]
+
+
+def train_in_ranks(jobs: Jobs, size: int = 2) -> None:
+    """Train each folder's run with its overrides of `runs.SMALL`, in `size` processes."""
+    told = json.dumps([[str(folder), list(overrides)] for folder, overrides in jobs.items()])
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, told],
+            env={**os.environ, **variables(rank, size, port), "DS_ACCELERATOR": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=LIMIT + 20)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert not any(rank.returncode for rank in ranks), "\n".join(o[-3000:] for o in outputs)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def variables(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def weights(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    (path,) = (folder / "model").glob("*.safetensors")
+    return load_file(path)
+
+
+def largest_gap(one: pathlib.Path, other: pathlib.Path) -> float:
+    """Between the final weights of two runs."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max((ours[name].float() - theirs[name].float()).abs().max().item() for name in ours)
+
+
+def _main() -> None:
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    from groupwise.train.api import train
+    from runs import small_config
+
+    for folder, overrides in json.loads(sys.argv[1]):
+        train(small_config(*overrides), folder, quiet=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(pathlib.Path(__file__).parent))
+    _main()
