@@ -72,12 +72,16 @@ def measure_names(answer: StoredAnswer) -> list[str]:
     """What an answer's tokens can be coloured by: only what the run stored."""
     length = len(answer.tokens)
     stored = {
-        "logp": answer.logps,
-        "entropy": answer.old_entropies,
-        "ratio": answer.old_logps,
-        "kl": answer.ref_logps,
+        "logp": (answer.logps,),
+        "entropy": (answer.old_entropies,),
+        "ratio": (answer.old_logps, answer.logps),
+        "kl": (answer.ref_logps, answer.old_logps or answer.logps),
     }
-    return [name for name, values in stored.items() if values and len(values) == length]
+    return [
+        name
+        for name, needed in stored.items()
+        if length and all(len(values) == length for values in needed)
+    ]
 
 
 def _measures(answer: StoredAnswer, first: int, stop: int) -> dict[str, list[float | None]]:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from groupwise.types import Completion, Group, Problem, to_json
@@ -34,6 +34,7 @@ def no_texts(ids: Any) -> list[str]:
 
 
 @settings(deadline=None)
+@example({"completions": [{"tokens": [1, 2], "old_logps": [-1.0, -1.0]}]})
 @given(groups | anything)
 def test_any_json_is_a_card_or_a_refusal(data: Any) -> None:
     line = json.dumps(data).encode()
