@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 VLLM_VENV := .venv-vllm
 VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt
 
-.PHONY: setup demo test browser vllm test-slow bench lint types clean
+.PHONY: setup demo test browser vllm test-slow test-cluster bench lint types clean
 
 setup: $(VENV)/.core
 
@@ -35,7 +35,7 @@ types: $(VENV)/.dev
 	$(BIN)/pyright
 
 test: lint types
-	$(BIN)/pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 -m "not slow and not cluster and not gpu"
 
 # The viewer is tested in a browser: the system's, else Debian's package, else playwright's own. Without one
 # those tests are skipped, with the reason.
@@ -57,8 +57,13 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-test-slow: $(VENV)/.dev browser vllm
+test-slow: $(VENV)/.dev browser
 	$(BIN)/pytest -m "slow and not gpu"
+
+# What needs several processes for minutes: vLLM and Ray for real, ZeRO, launchers, kill -9. The better part of an
+# hour on two cores, half of it installing and starting: a CI step of its own, not one of every change.
+test-cluster: $(VENV)/.dev vllm
+	$(BIN)/pytest -m "cluster and not gpu"
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py --device cpu --model smollm2 --prompts 4 --group 8 \

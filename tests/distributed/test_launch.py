@@ -57,7 +57,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_kill_9_of_a_rank_ends_the_run_which_then_goes_on_exactly(
     kind: str, one: pathlib.Path, tmp_path: pathlib.Path
@@ -79,7 +79,7 @@ def test_kill_9_of_a_rank_ends_the_run_which_then_goes_on_exactly(
     assert [line["step"] for line in timeless_metrics(folder)] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_saves(
     number: signal.Signals, one: pathlib.Path, tmp_path: pathlib.Path
@@ -96,7 +96,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_and_saves(
     assert largest_gap(one, folder) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_ranks_stop_and_save_when_the_launcher_is_killed(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     command = [*GROUPWISE, *words(folder, "steps=200"), "--nproc", "2"]
@@ -114,7 +114,7 @@ def test_ranks_stop_and_save_when_the_launcher_is_killed(tmp_path: pathlib.Path)
     assert saved is not None and saved.name == f"step-{steps:06d}" and steps < 200
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "slurm"])
 def test_other_launchers_start_the_same_run(
     launcher: str, one: pathlib.Path, tmp_path: pathlib.Path
@@ -149,7 +149,7 @@ def start_as_slurm_does(folder: pathlib.Path, one: pathlib.Path) -> None:
     assert largest_gap(one, folder) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_without_a_launcher_to_watch_a_rank_notices_that_another_died(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -171,7 +171,7 @@ def test_without_a_launcher_to_watch_a_rank_notices_that_another_died(
     assert "goes on from the last checkpoint" in said
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_what_a_user_can_fix_is_said_once_with_exit_code_2(tmp_path: pathlib.Path) -> None:
     command = [*GROUPWISE, *words(tmp_path / "run", "model=nowhere/to-be-found"), "--nproc", "2"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)

@@ -53,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "name",
     [

@@ -139,7 +139,7 @@ def stale_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return fingerprint(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_workers_one_step_ahead(stale_run: dict[str, Any]) -> None:
     assert [line["staleness_max"] for line in stale_run["metrics"]] == [0.0] + [1.0] * 9
     versions = [
@@ -150,7 +150,7 @@ def test_two_workers_one_step_ahead(stale_run: dict[str, Any]) -> None:
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_worker_that_is_killed_is_started_again_and_changes_nothing(
     stale_run: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_worker_that_is_killed_is_started_again_and_changes_nothing(
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_kill_9_of_the_trainer_ends_its_workers_and_the_run_resumes_exactly(
     stale_run: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
@@ -193,7 +193,7 @@ def test_kill_9_of_the_trainer_ends_its_workers_and_the_run_resumes_exactly(
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_sigterm_keeps_what_was_sampled_ahead(
     stale_run: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
@@ -207,7 +207,7 @@ def test_sigterm_keeps_what_was_sampled_ahead(
     assert fingerprint(folder) == stale_run
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_workers_without_staleness_sample_what_one_process_does(
     in_process_run: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
@@ -225,7 +225,7 @@ def test_two_workers_without_staleness_sample_what_one_process_does(
                 assert a["logps"] == pytest.approx(b["logps"], abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_worker_elsewhere_that_dies_is_exit_code_2_and_nothing_is_lost(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -240,7 +240,7 @@ def test_a_worker_elsewhere_that_dies_is_exit_code_2_and_nothing_is_lost(
     assert done >= 2 and (folder / "checkpoints" / f"step-{done:06d}").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_wrong_token_is_exit_code_2(tmp_path: pathlib.Path) -> None:
     with in_process() as (url, _):
         config = small_config(f"workers.urls=[{url}]")
@@ -256,7 +256,7 @@ def test_a_wrong_token_is_exit_code_2(tmp_path: pathlib.Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_run_with_staleness_still_learns(tmp_path: pathlib.Path) -> None:
     """The demo's model and task, one step ahead and published every second step."""
     config = small_config(
@@ -283,7 +283,7 @@ def test_a_run_with_staleness_still_learns(tmp_path: pathlib.Path) -> None:
     assert len(read_rollouts(tmp_path / "run" / "rollouts" / "step-000040.jsonl.gz")) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize("line", SHOWN)
 def test_commands_shown_print_an_address_and_a_token_that_work(line: str) -> None:
     bare = {k: v for k, v in os.environ.items() if k != "GROUPWISE_TOKEN"}

@@ -132,7 +132,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> p
 
 
 @NEEDS_RAY
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_two_workers_train_what_one_process_trains(
     undisturbed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -148,7 +148,7 @@ def test_two_workers_train_what_one_process_trains(
 
 
 @NEEDS_RAY
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_killed_worker_is_started_again_and_the_end_is_exact(
     cluster: Cluster, undisturbed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
 
 
 @NEEDS_RAY
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_what_a_user_can_fix_is_said_once_and_not_tried_again(
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:

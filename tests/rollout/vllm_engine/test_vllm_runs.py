@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from groupwise.tracking.run import read_metrics, read_rollouts
 
-pytestmark = [pytest.mark.slow, needs_vllm]
+pytestmark = [pytest.mark.cluster, needs_vllm]
 
 
 def wait_for_steps(out: pathlib.Path, steps: int, process: subprocess.Popen[str]) -> None:

@@ -20,7 +20,7 @@ from groupwise.rollout.vllm.servers import VllmServers
 from groupwise.tracking.run import read_metrics
 from groupwise.types import Completion, Group, Problem, Request, Sampling
 
-pytestmark = [pytest.mark.slow, needs_vllm]
+pytestmark = [pytest.mark.cluster, needs_vllm]
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 

@@ -267,7 +267,7 @@ def test_the_doctor_asks_for_vllm_only_where_it_is_in_process() -> None:
     assert needed_extras(parse({"engine": servers})) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_of_two_ranks_the_first_pushes_and_both_draw(tmp_path: pathlib.Path) -> None:
     policy = load_policy("tiny", torch.device("cpu"), torch.float32)
     with running(FakeVllm(policy, max_model_len=512)) as fake:
