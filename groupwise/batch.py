@@ -137,14 +137,18 @@ def microbatches(
     """
     pieces = list(_pieces(groups, layout, budget))
     pieces.sort(key=lambda piece: -_length(groups, piece))
-    while pieces:
-        lengths = [_length(groups, piece) for piece in pieces]
+    lengths = [_length(groups, piece) for piece in pieces]
+    first = 0
+    while first < len(pieces):
         if layout == "padded":
-            count = budget // max(lengths[0], 1)
+            count = budget // max(lengths[first], 1)
         else:
-            count = sum(total <= budget for total in itertools.accumulate(lengths))
-        chosen, pieces = pieces[: max(1, count)], pieces[max(1, count) :]
+            totals = itertools.accumulate(itertools.islice(lengths, first, None))
+            count = sum(1 for _ in itertools.takewhile(lambda total: total <= budget, totals))
+        last = first + max(1, count)
+        chosen = pieces[first:last]
         yield _microbatch(groups, chosen, mask_truncated, keep_above, layout, pad_id)
+        first = last
 
 
 def blank(layout: str, pad_id: int) -> Microbatch:

@@ -9,6 +9,19 @@ from groupwise.cli.app import app
 serve_app = typer.Typer(help="Models in processes of their own.", no_args_is_help=True)
 app.add_typer(serve_app, name="serve")
 
+Model = Annotated[str, typer.Argument(help="What the recipe's `model:` says.")]
+Host = Annotated[str, typer.Option(help="Where to listen.")]
+Port = Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
+Quantization = Annotated[str | None, typer.Option(help="int8 or nf4: weights in 8 or 4 bits.")]
+
 
 @serve_app.callback()
 def serve() -> None:
@@ -17,22 +30,15 @@ def serve() -> None:
 
 @serve_app.command()
 def reference(
-    model: Annotated[str, typer.Argument(help="What the recipe's `model:` says.")],
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)] = 8650,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
-        ),
-    ] = None,
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8650,
+    token: Token = None,
     tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 32768,
     queue: Annotated[int, typer.Option(help="Questions that may wait.", min=1)] = 64,
-    device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8 or nf4: weights in 8 or 4 bits.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    quantization: Quantization = None,
 ) -> None:
     """Log-probs of a reference model over HTTP, for runs with reference.kind=server.
 
@@ -48,21 +54,14 @@ def reference(
 
 @serve_app.command()
 def rollouts(
-    model: Annotated[str, typer.Argument(help="What the recipe's `model:` says.")],
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)] = 8660,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
-        ),
-    ] = None,
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8660,
+    token: Token = None,
     queue: Annotated[int, typer.Option(help="Orders that may wait.", min=1)] = 64,
-    device: Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
-    quantization: Annotated[
-        str | None, typer.Option(help="int8 or nf4: weights in 8 or 4 bits.")
-    ] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    quantization: Quantization = None,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Stop when standard input ends.")
     ] = False,
@@ -108,16 +107,11 @@ def _announce(address: str, made_up: str | None) -> None:
 @serve_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def vllm(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="What the recipe's `model:` says.")],
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    model: Model,
+    host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
-        ),
-    ] = None,
-    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    token: Token = None,
+    precision: Precision = "auto",
     lora_rank: Annotated[
         int, typer.Option(help="Take adapters of up to this rank instead of all weights.", min=0)
     ] = 0,

@@ -12,7 +12,6 @@ from groupwise.batch import Microbatch, blank, microbatches, to_device
 from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
-from groupwise.policy.pieces import attending_rows
 from groupwise.types import Group
 
 Scored = dict[tuple[int, int], tuple[list[float], list[float]]]
@@ -39,7 +38,7 @@ def score_groups(
     )
     for piece in with_blanks(policy, list(pieces)):
         rows = to_device(piece, policy.device).rows
-        with attending_rows(policy.model, rows), compiled_layers(policy.model, compiled):
+        with compiled_layers(policy.model, compiled):
             logps, entropies = answer_logps(policy, rows, temperature, compiled=compiled)
         if not piece.members:
             continue

@@ -84,9 +84,9 @@ def encode_question(question: Question) -> bytes:
         stretches += [group.prompt_tokens, *(c.tokens for c in group.completions)]
     completions = [c for group in question.groups for c in group.completions]
     tensors = {
-        "tokens": _int32([token for stretch in stretches for token in stretch]),
-        "lengths": _int32([len(stretch) for stretch in stretches]),
-        "answers": _int32([len(group.completions) for group in question.groups]),
+        "tokens": int32([token for stretch in stretches for token in stretch]),
+        "lengths": int32([len(stretch) for stretch in stretches]),
+        "answers": int32([len(group.completions) for group in question.groups]),
     }
     heats = [c.temperature for c in completions if c.temperature is not None]
     if len(heats) == len(completions):
@@ -157,7 +157,7 @@ def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
     return [(g, a) for g, group in enumerate(groups) for a in range(len(group.completions))]
 
 
-def _int32(values: list[int]) -> Tensor:
+def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 

@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from groupwise.serve.wire import LONGEST_HEADER, BadBody, TooLarge, decode_tensors
+from groupwise.serve.wire import LONGEST_HEADER, BadBody, TooLarge, decode_tensors, int32
 from groupwise.types import Completion, Request, Sampling, StopReason
 
 STOPS: tuple[StopReason, ...] = ("eos", "stop", "length")
@@ -61,9 +60,9 @@ def encode_order(order: Order) -> bytes:
     requests = order.requests
     keys = [key - _WRAP * (key >> 63) for request in requests for key in request.keys]
     tensors = {
-        "tokens": _int32([token for request in requests for token in request.prompt_tokens]),
-        "lengths": _int32([len(request.prompt_tokens) for request in requests]),
-        "answers": _int32([len(request.keys) for request in requests]),
+        "tokens": int32([token for request in requests for token in request.prompt_tokens]),
+        "lengths": int32([len(request.prompt_tokens) for request in requests]),
+        "answers": int32([len(request.keys) for request in requests]),
         "keys": torch.tensor(keys, dtype=torch.int64),
     }
     sampling = json.dumps(asdict(order.sampling))
@@ -93,8 +92,8 @@ def decode_order(body: bytes, bounds: Bounds) -> Order:
 def encode_answers(answers: Answers, order: Order) -> bytes:
     flat = [completion for group in answers for completion in group]
     tensors = {
-        "tokens": _int32([token for completion in flat for token in completion.tokens]),
-        "lengths": _int32([len(completion.tokens) for completion in flat]),
+        "tokens": int32([token for completion in flat for token in completion.tokens]),
+        "lengths": int32([len(completion.tokens) for completion in flat]),
         "logps": torch.tensor([logp for c in flat for logp in c.logps], dtype=torch.float32),
         "stops": torch.tensor([STOPS.index(c.stop) for c in flat], dtype=torch.uint8),
     }
@@ -216,7 +215,3 @@ def _check(order: Order, bounds: Bounds) -> None:
 
 def _in_vocabulary(tokens: Sequence[int], vocab: int) -> bool:
     return not tokens or 0 <= min(tokens) <= max(tokens) < vocab
-
-
-def _int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
