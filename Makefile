@@ -60,8 +60,8 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints.txt
 test-slow: $(VENV)/.dev browser
 	$(BIN)/pytest -m "slow and not gpu"
 
-# What needs several processes for minutes: vLLM and Ray for real, ZeRO, launchers, kill -9. The better part of an
-# hour on two cores, half of it installing and starting: a CI step of its own, not one of every change.
+# What needs several processes for minutes: vLLM and Ray for real, ZeRO, launchers, kill -9. A CI step of its own
+# (.ci/cluster), beside the one of every change (.ci/run).
 test-cluster: $(VENV)/.dev vllm
 	$(BIN)/pytest -m "cluster and not gpu"
 

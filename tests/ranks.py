@@ -1,8 +1,9 @@
 """Several runs, one after the other, in the same few ranks: importing torch is paid for once.
 
-    train_in_ranks({folder: ["distributed.kind=ddp"], other: ["distributed.kind=fsdp2"]})
+    train_in_ranks([(folder, ["distributed.kind=ddp"]), (other, ["distributed.kind=fsdp2"])])
 
-The ranks make the process group themselves, as Ray does: `train` finds it there.
+A folder that comes twice is trained further. The ranks make the process group themselves, as Ray
+does: `train` finds it there.
 """
 
 import faulthandler
@@ -12,19 +13,19 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from safetensors.torch import load_file
 
 LIMIT = 500
 """Seconds after which ranks say where they are and end."""
-Jobs = Mapping[pathlib.Path, Sequence[str]]
+Jobs = Sequence[tuple[pathlib.Path, Sequence[str]]]
 
 
 def train_in_ranks(jobs: Jobs, size: int = 2) -> None:
     """Train each folder's run with its overrides of `runs.SMALL`, in `size` processes."""
-    told = json.dumps([[str(folder), list(overrides)] for folder, overrides in jobs.items()])
+    told = json.dumps([[str(folder), list(overrides)] for folder, overrides in jobs])
     port = free_port()
     ranks = [
         subprocess.Popen(

@@ -30,9 +30,14 @@ class StopRequest:
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
     def agreed(self, world: World) -> str | None:
-        """The signal that any rank was sent: all ranks ask at the same place, and stop there."""
-        self.requested = next(filter(None, world.gather(self.requested)), None)
-        return self.requested
+        """The signal that any rank was sent: all ranks ask at the same place, and stop there.
+
+        One that arrives while they ask is not known to all of them: it stays for the next place.
+        """
+        found = next(filter(None, world.gather(self.requested)), None)
+        if found is not None:
+            self.requested = found
+        return found
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

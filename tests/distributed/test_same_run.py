@@ -37,12 +37,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         shutil.copytree(root / "short", root / name)
     train(small_config("steps=3", *RUN), root / "one", quiet=True)
     ddp, fsdp2 = "distributed.kind=ddp", "distributed.kind=fsdp2"
-    jobs = {
-        root / "ddp": ["steps=3", ddp, *RUN],
-        root / "fsdp2": ["steps=3", fsdp2, *RUN],
-        root / "one_then_fsdp2": ["steps=3", fsdp2, *RUN],
-        root / "fsdp2_then_one": ["steps=2", fsdp2, *RUN],
-    }
+    jobs = [
+        (root / "ddp", ["steps=3", ddp, *RUN]),
+        (root / "fsdp2", ["steps=3", fsdp2, *RUN]),
+        (root / "one_then_fsdp2", ["steps=3", fsdp2, *RUN]),
+        (root / "fsdp2_then_one", ["steps=2", fsdp2, *RUN]),
+    ]
     train_in_ranks(jobs)
     train(small_config("steps=3", *RUN), root / "fsdp2_then_one", quiet=True)
     return root

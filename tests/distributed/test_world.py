@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from groupwise.policy.scoring import with_blanks
 from groupwise.rollout.collect import share_groups
 from groupwise.train.memory_fit import TokenBudget
 from groupwise.train.parallel import check_ranks, kind_for
+from groupwise.train.signals import StopRequest
 from groupwise.train.step import accumulate, own_share
 from groupwise.types import Problem
 from runs import small_config
@@ -261,3 +263,18 @@ def test_what_cannot_be_cut_is_refused_with_the_fix(overrides: list[str], fix: s
 def test_a_block_that_cannot_work_is_refused_at_once(overrides: list[str]) -> None:
     with pytest.raises(ConfigError, match="distributed"):
         small_config(*overrides)
+
+
+def test_a_signal_that_arrives_while_ranks_ask_is_heard_at_the_next_place() -> None:
+    class Interrupted(World):
+        """A signal is handled in the middle of what the ranks say to each other."""
+
+        def gather(self, value: object) -> list[object]:
+            if value is None:
+                signal.raise_signal(signal.SIGTERM)
+            return [value, None]
+
+    with StopRequest() as stop:
+        world = Interrupted(0, 2)
+        assert stop.agreed(world) is None, "the other rank does not know of it yet"
+        assert stop.agreed(world) == stop.requested == "SIGTERM"

@@ -133,9 +133,7 @@ STALE = ("steps=10", "workers.count=2", "checkpoint.every=3", "eval.every=4")
 def stale_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Two workers of this machine, one step ahead."""
     folder = tmp_path_factory.mktemp("stale") / "run"
-    run = train_command(small_config(*STALE), folder)
-    said, _ = run.communicate(timeout=400)
-    assert run.returncode == 0, said
+    train(small_config(*STALE), folder, quiet=True)
     return fingerprint(folder)
 
 
@@ -151,58 +149,38 @@ def test_two_workers_one_step_ahead(stale_run: dict[str, Any]) -> None:
 
 @linux
 @pytest.mark.cluster
-def test_a_worker_that_is_killed_is_started_again_and_changes_nothing(
+def test_a_worker_the_trainer_and_again_the_trainer_are_ended_and_it_changes_nothing(
     stale_run: dict[str, Any], tmp_path: pathlib.Path
 ) -> None:
+    """kill -9 of a worker, which is started again; kill -9 of the trainer, which ends its workers;
+    SIGTERM, which keeps what was sampled ahead. Then the run goes on to its end."""
     folder = tmp_path / "run"
     run = train_command(small_config(*STALE), folder)
     killed: list[int] = []
-
-    def kill_one() -> None:
-        killed.append(children(run.pid)[0])
-        os.kill(killed[0], signal.SIGKILL)
-
-    after_steps(folder, 3, kill_one)
-    said, _ = run.communicate(timeout=400)
-    assert run.returncode == 0, said
-    assert killed and "is gone" in said and "is back" in said
-    assert fingerprint(folder) == stale_run
-
-
-@linux
-@pytest.mark.cluster
-def test_kill_9_of_the_trainer_ends_its_workers_and_the_run_resumes_exactly(
-    stale_run: dict[str, Any], tmp_path: pathlib.Path
-) -> None:
-    folder = tmp_path / "run"
-    run = train_command(small_config(*STALE), folder)
     workers: list[int] = []
 
-    def kill() -> None:
+    def kill_worker() -> None:
+        killed.append(children(run.pid)[0])
+        os.kill(killed[0], signal.SIGKILL)
+        after_steps(folder, 5, kill_trainer)
+
+    def kill_trainer() -> None:
         workers.extend(children(run.pid))
         os.kill(run.pid, signal.SIGKILL)
 
-    after_steps(folder, 5, kill)
-    run.communicate(timeout=400)
-    assert run.returncode == -signal.SIGKILL and len(workers) == 2
-    assert wait_until(lambda: not any(is_running(worker) for worker in workers), 20)
-    again = train_command(small_config(*STALE), folder)
-    said, _ = again.communicate(timeout=400)
-    assert again.returncode == 0 and "resuming" in said, said
-    assert fingerprint(folder) == stale_run
-
-
-@linux
-@pytest.mark.cluster
-def test_sigterm_keeps_what_was_sampled_ahead(
-    stale_run: dict[str, Any], tmp_path: pathlib.Path
-) -> None:
-    folder = tmp_path / "run"
-    run = train_command(small_config(*STALE), folder)
-    after_steps(folder, 4, lambda: os.kill(run.pid, signal.SIGTERM))
+    after_steps(folder, 2, kill_worker)
     said, _ = run.communicate(timeout=400)
-    assert run.returncode == 3, said
-    assert not children(run.pid)
+    assert run.returncode == -signal.SIGKILL, said
+    assert "is gone" in said and "is back" in said
+    assert len(workers) == 2 and killed[0] not in workers
+    assert wait_until(lambda: not any(is_running(worker) for worker in workers), 20)
+
+    again = train_command(small_config(*STALE), folder)
+    after_steps(folder, 7, lambda: os.kill(again.pid, signal.SIGTERM))
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode == 3 and "resuming" in said, said
+    assert not children(again.pid) and len(read_metrics(folder)) < 10
+
     train(small_config(*STALE), folder, quiet=True)
     assert fingerprint(folder) == stale_run
 
@@ -226,34 +204,28 @@ def test_two_workers_without_staleness_sample_what_one_process_does(
 
 
 @pytest.mark.cluster
-def test_a_worker_elsewhere_that_dies_is_exit_code_2_and_nothing_is_lost(
-    tmp_path: pathlib.Path,
+def test_a_wrong_token_and_a_worker_elsewhere_that_dies_are_exit_code_2_and_nothing_is_lost(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     with in_process() as (url, process):
         config = small_config("steps=200", f"workers.urls=[{url}]", "workers.max_staleness=0")
+        with monkeypatch.context() as context:
+            context.setenv("GROUPWISE_TOKEN", "wrong" * 5)
+            refused = train_command(config, tmp_path / "refused")
         run = train_command(config, folder)
-        after_steps(folder, 2, process.kill)
+
+        def kill() -> None:
+            refused.wait(200)
+            process.kill()
+
+        after_steps(folder, 2, kill)
         said, _ = run.communicate(timeout=400)
     assert run.returncode == 2 and "no rollout worker is left" in said and "Traceback" not in said
     done = len(read_metrics(folder))
     assert done >= 2 and (folder / "checkpoints" / f"step-{done:06d}").exists()
-
-
-@pytest.mark.cluster
-def test_a_wrong_token_is_exit_code_2(tmp_path: pathlib.Path) -> None:
-    with in_process() as (url, _):
-        config = small_config(f"workers.urls=[{url}]")
-        recipe = tmp_path / "recipe.yaml"
-        write_config(config, recipe)
-        done = subprocess.run(
-            [sys.executable, "-m", "groupwise", "train", str(recipe), "--out", str(tmp_path / "a")],
-            env={**os.environ, "GROUPWISE_TOKEN": "wrong" * 5},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2 and "refuses the token" in done.stderr
-        assert "Traceback" not in done.stderr
+    said, _ = refused.communicate(timeout=400)
+    assert refused.returncode == 2 and "refuses the token" in said and "Traceback" not in said
 
 
 @pytest.mark.cluster
@@ -284,22 +256,24 @@ def test_a_run_with_staleness_still_learns(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("line", SHOWN)
-def test_commands_shown_print_an_address_and_a_token_that_work(line: str) -> None:
+def test_commands_shown_print_an_address_and_a_token_that_work() -> None:
     bare = {k: v for k, v in os.environ.items() if k != "GROUPWISE_TOKEN"}
-    words = [word for word in line.split() if word != "0.0.0.0" and word != "--host"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *words, "--port", "0"],
-        stdout=subprocess.PIPE, text=True, env=bare,
-    )  # fmt: skip
+    processes: list[subprocess.Popen[str]] = []
     try:
-        assert process.stdout is not None
-        url, printed = (process.stdout.readline().strip() for _ in range(2))
-        found = re.fullmatch(r"export GROUPWISE_TOKEN=([\w-]{32})", printed)
-        assert found
-        address = Worker(url, found[1], "GROUPWISE_TOKEN", 30, "rollout worker")
-        assert b'"version":null' in address.request("GET", "/model", None, 1000)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        for line in SHOWN:
+            words = [word for word in line.split() if word != "0.0.0.0" and word != "--host"]
+            command = [sys.executable, "-m", *words, "--port", "0"]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=bare))
+        assert processes
+        for process in processes:
+            assert process.stdout is not None
+            url, printed = (process.stdout.readline().strip() for _ in range(2))
+            found = re.fullmatch(r"export GROUPWISE_TOKEN=([\w-]{32})", printed)
+            assert found
+            address = Worker(url, found[1], "GROUPWISE_TOKEN", 30, "rollout worker")
+            assert b'"version":null' in address.request("GET", "/model", None, 1000)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
     finally:
-        process.kill()
+        for process in processes:
+            process.kill()

@@ -5,16 +5,14 @@ import pathlib
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.request import urlopen
 
 import pytest
 
-from groupwise.recipe import write_config
+from groupwise.config import Config
 from runs import small_config
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -67,22 +65,58 @@ class Running:
         self.process.wait()
 
 
-@contextmanager
-def serving(folder: pathlib.Path, *options: str) -> Iterator[Running]:
-    """The embedded model, as soon as the process is there; its log is in `folder`."""
-    port = free_port()
-    command = [str(PYTHON), "-m", "groupwise", "serve", "vllm", "tiny", "--port", str(port),
-               "--precision", "fp32", *options, *FLAGS]  # fmt: skip
-    log = folder / f"vllm-{port}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=ENVIRONMENT, start_new_session=True
-        )
-    running = Running(f"http://127.0.0.1:{port}", process, log)
-    try:
-        yield running
-    finally:
-        running.stop()
+class Servers:
+    """Started where there are too few, kept as long as they live, stopped in the end."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.plain: list[Running] = []
+        self.adapters: list[Running] = []
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for running in (*self.plain, *self.adapters):
+            running.process.terminate()  # all of them first: they leave at the same time
+        for running in (*self.plain, *self.adapters):
+            running.stop()
+
+    def ready(self, count: int) -> list[Running]:
+        """So many that answer and take whole weights."""
+        self.begin(count)
+        chosen = self.plain[:count]
+        for running in chosen:
+            running.wait()
+        return chosen
+
+    def begin(self, count: int) -> None:
+        """See to it that so many are there or on their way."""
+        self.plain = [running for running in self.plain if running.process.poll() is None]
+        while len(self.plain) < count:
+            self.plain.append(self._start())
+
+    def begin_for_adapters(self) -> None:
+        if not self.adapters:
+            self.adapters.append(self._start("--lora-rank", "4"))
+
+    def ready_for_adapters(self) -> Running:
+        self.begin_for_adapters()
+        (running,) = self.adapters
+        running.wait()
+        return running
+
+    def _start(self, *options: str) -> Running:
+        """With the embedded model; it answers later."""
+        port = free_port()
+        command = [str(PYTHON), "-m", "groupwise", "serve", "vllm", "tiny", "--port", str(port),
+                   "--precision", "fp32", *options, *FLAGS]  # fmt: skip
+        log = self.folder / f"vllm-{port}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=ENVIRONMENT, start_new_session=True
+            )
+        return Running(f"http://127.0.0.1:{port}", process, log)
 
 
 def free_port() -> int:
@@ -93,29 +127,11 @@ def free_port() -> int:
 STEPS = 4
 
 
-def recipe(folder: pathlib.Path, *more: str) -> pathlib.Path:
-    path = folder / "recipe.yaml"
+def config(*more: str, servers: Sequence[Running] = ()) -> Config:
     # A penalty on length makes answers differ, so that every step has an update.
     settings = (f"steps={STEPS}", "checkpoint.every=0", "rollout.overlong_buffer=16",
-                "engine.kind=vllm")  # fmt: skip
-    write_config(small_config(*settings, *more), path)
-    return path
-
-
-def command(path: pathlib.Path, out: pathlib.Path, servers: Sequence[Running]) -> list[str]:
-    urls = ", ".join(f"'{server.url}'" for server in servers)
-    return [sys.executable, "-m", "groupwise", "train", str(path), "--out", str(out), "--quiet",
-            f"engine.urls=[{urls}]", "engine.timeout=30"]  # fmt: skip
-
-
-def start(words: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "GROUPWISE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str], code: int, seconds: float = 300) -> str:
-    output, _ = process.communicate(timeout=seconds)
-    assert process.returncode == code, output[-3000:]
-    return output
+                "eval.problems=2", "engine.kind=vllm")  # fmt: skip
+    if servers:
+        urls = ", ".join(f"'{server.url}'" for server in servers)
+        more = (f"engine.urls=[{urls}]", "engine.timeout=120", *more)
+    return small_config(*settings, *more)

@@ -1,7 +1,7 @@
 """vLLM itself, its CPU build, serving the embedded model: what our engines and it agree on."""
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request as Get
@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from real_vllm import STEPS, TOKEN, Running, command, finish, needs_vllm, recipe, serving, start
+from real_vllm import STEPS, TOKEN, Running, config, needs_vllm
 
 from groupwise.config import AdapterSettings, EngineSettings
 from groupwise.policy.load import Policy, load_policy
@@ -18,6 +18,7 @@ from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.vllm.servers import VllmServers
 from groupwise.tracking.run import read_metrics
+from groupwise.train.api import train
 from groupwise.types import Completion, Group, Problem, Request, Sampling
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
@@ -28,20 +29,6 @@ GREEDY = Sampling(max_tokens=24, temperature=0.0)
 @pytest.fixture(autouse=True)
 def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("vllm")) as running:
-        running.wait()
-        yield running
-
-
-@pytest.fixture(scope="module")
-def adapter_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("vllm"), "--lora-rank", "4") as running:
-        running.wait()
-        yield running
 
 
 def tiny(adapter: AdapterSettings | None = None) -> Policy:
@@ -198,7 +185,7 @@ def test_an_adapter_is_pushed_alone_and_answers_come_from_it(adapter_server: Run
 def test_a_run_with_an_adapter_pushes_it_after_each_update(
     adapter_server: Running, tmp_path: pathlib.Path
 ) -> None:
-    path = recipe(tmp_path, "adapter=lora", "adapter.rank=4")
-    finish(start(command(path, tmp_path / "run", [adapter_server])), 0)
+    run = config("adapter=lora", "adapter.rank=4", servers=[adapter_server])
+    train(run, tmp_path / "run", quiet=True)
     lines = read_metrics(tmp_path / "run")
     assert len(lines) == STEPS and all(line["sampler_gap"] < 1e-3 for line in lines)
