@@ -81,7 +81,8 @@ def plan(options: argparse.Namespace) -> list[Job]:
     if not (options.quick or options.sweep):
         kinds = ["groupwise", "generate", "trl"]
         if options.device == "cuda":
-            kinds = ["groupwise", "generate", "trl", "groupwise+compile", "trl+liger", "trl+vllm"]
+            kinds = ["groupwise", "generate", "vllm", "trl", "groupwise+compile"]
+            kinds += ["trl+liger", "trl+vllm"]
     if options.only:
         kinds = list(dict.fromkeys(kind for kind in options.only.split(",") if kind))
     if options.sweep:

@@ -25,6 +25,10 @@ def measurer(kind: str) -> Callable[[Setting, str], Measurement]:
         from sidebyside import alone
 
         return alone.measure
+    if kind == "vllm":
+        from sidebyside import served
+
+        return served.measure
     if kind.startswith("groupwise"):
         from sidebyside import ours
 

@@ -8,13 +8,15 @@ Lengths = Literal["fixed", "natural"]
 
 KINDS = (
     "generate",
+    "vllm",
     "groupwise",
     "groupwise+compile",
     "trl",
     "trl+liger",
     "trl+vllm",
 )
-"""Who is measured. `generate` is transformers' own, alone; the rest are whole training steps."""
+"""Who is measured. `generate` (transformers' own) and `vllm` sample and no more; the rest are whole
+training steps."""
 
 
 @dataclass(frozen=True)

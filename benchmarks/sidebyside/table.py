@@ -23,7 +23,7 @@ def row(result: Measurement | Failure, ours: Measurement | None = None) -> str:
     seconds = result.seconds
     cells = [_cell(seconds.get(phase)) for phase in PHASES]
     whole = seconds.get("step", seconds["generation"])
-    cells += [_cell(result.tokens / whole), _cell(result.peak_bytes / 2**30)]
+    cells += [_cell(result.tokens / whole), _cell(result.peak_bytes / 2**30 or None)]
     for phase in ("generation", "step"):
         known = ours is not None and phase in seconds and result is not ours
         cells.append(_cell(seconds[phase] / ours.seconds[phase] if known and ours else None))

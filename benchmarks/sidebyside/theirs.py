@@ -18,6 +18,7 @@ import torch
 from sidebyside import models
 from sidebyside.record import forget_peak, record, synchronize
 from sidebyside.reward import letters
+from sidebyside.served import ending
 from sidebyside.settings import Measurement, Setting
 
 NEEDS = {"trl": "trl", "trl+liger": "liger_kernel", "trl+vllm": "vllm"}
@@ -53,7 +54,7 @@ def _measure(setting: Setting, kind: str, batch: int) -> Measurement:
             # The trainer loads the reference, and vLLM the policy, from where the model came from.
             model.save_pretrained(f"{folder}/start")
             tokenizer.save_pretrained(f"{folder}/start")
-            model.config._name_or_path = f"{folder}/start"
+            model.name_or_path = model.config._name_or_path = f"{folder}/start"
         trainer = _timed_trainer(watch)(
             model=model,
             reward_funcs=letters,
@@ -75,15 +76,11 @@ def _arguments(
     cpu = setting.device == "cpu"
     vllm: dict[str, Any] = {}
     if kind == "trl+vllm":
-        ending = model.get_output_embeddings().bias[tokenizer.eos_token_id].item()
         vllm = {
             "use_vllm": True,
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": 0.3,
-            # The folder that vLLM loads has no bias in its head: the same bias as an option of it.
-            "generation_kwargs": {"logit_bias": {tokenizer.eos_token_id: ending}}
-            if setting.lengths == "natural"
-            else {"ignore_eos": True},
+            "generation_kwargs": ending(setting, model, tokenizer),
         }
     return GRPOConfig(
         output_dir=f"{folder}/out",
