@@ -27,6 +27,7 @@ MEMORY_GB = 2.0
 
 # Packages whose import name is not the name they are installed by.
 IMPORTS = {"pyyaml": "yaml", "math-verify": "math_verify", "reasoning-gym": "reasoning_gym"}
+COMPILER = "apt install build-essential"
 # Tasks whose problems come from the hub unless task.path says otherwise.
 HUB_TASKS = ("gsm8k", "aqua_rat", "mathqa", "math")
 
@@ -177,13 +178,14 @@ def disk() -> Iterator[Line]:
 
 
 def compiler(on_cuda: bool) -> Iterator[Line]:
-    """torch.compile builds a small C file for its kernels on CUDA; elsewhere we do not use it."""
-    if not on_cuda:
-        yield Line("ok", "compiler", "not needed: nothing is compiled without CUDA")
-        return
+    """torch.compile needs one: for C on CUDA, for C++ on a CPU."""
     found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
-    if found is None:
-        fix = "apt install build-essential, or train with compile=none"
+    if not on_cuda:
+        found = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
+        text = "no C++ compiler: models of 50 million parameters or more will be a little slower"
+        yield Line("ok", "compiler", found) if found else Line("note", "compiler", text, COMPILER)
+    elif found is None:
+        fix = f"{COMPILER}, or train with compile=none"
         yield Line("fix", "compiler", "torch.compile needs a C compiler and there is none", fix)
     elif importlib.util.find_spec("triton") is None:
         text = "triton is not installed, and torch.compile needs it on CUDA"

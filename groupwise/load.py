@@ -11,6 +11,7 @@ import torch
 from groupwise.config import Config, RewardSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.evaluate import Evaluation, evaluate, judges
+from groupwise.policy.compiled import is_worth_compiling
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.prompts import fit_prompts
@@ -35,7 +36,10 @@ log = logging.getLogger("groupwise")
 ENGINES: dict[str, Callable[[Policy, Config], Engine]] = {
     # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
     "native": lambda policy, config: NativeEngine(
-        policy, config.engine.max_batch, config.compile != "none", graphs=not policy.int8
+        policy,
+        config.engine.max_batch,
+        is_worth_compiling(policy.model, policy.device, config.compile),
+        graphs=not policy.int8,
     ),
     "transformers": lambda policy, config: TransformersEngine(policy, config.engine.max_batch),
     "vllm": vllm_engine,
@@ -159,7 +163,8 @@ def make_reference(config: Config, policy: Policy, *, fresh: bool) -> KLReferenc
     # Frozen, the start is loaded once more; that of an adapter lies below it.
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
     origin = load_config_policy(config) if again else policy
-    return Reference(origin, settings, compiled=config.compiles_training)
+    worth = is_worth_compiling(policy.model, policy.device, config.compile)
+    return Reference(origin, settings, compiled=worth and config.compiles_training)
 
 
 def find_rewards(config: Config, task: Task) -> list[Reward]:

@@ -70,7 +70,7 @@ def _config(setting: Setting, *, compile_layers: bool) -> Config:
                 "max_prompt_tokens": 2 * setting.prompt_tokens,
                 "max_completion_tokens": setting.completion_tokens,
             },
-            "compile": "all" if compile_layers else "sampling",
+            "compile": "all" if compile_layers else "auto",
             "algorithm": {"kl_weight": setting.beta},
             "optimizer": {"lr": 1e-6},
             "checkpoint": {"every": 0},

@@ -291,7 +291,7 @@ class Config(Settings):
     gradient_checkpointing: bool | Literal["offload"] = False
     """Recompute activations backward: less memory, more time. offload: layer inputs on the CPU."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
-    """torch.compile on CUDA: seconds for sampling, half a minute for all; auto: from 100 steps."""
+    """torch.compile. auto: sampling, from 100 steps on all; on a CPU from 50 M parameters on."""
     task: AnyTask = ArithmeticTask()
     """Where problems come from."""
     rewards: tuple[RewardSettings, ...] = (

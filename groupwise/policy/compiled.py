@@ -10,14 +10,27 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 log = logging.getLogger("groupwise")
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+CPU_PARAMETERS = 50_000_000
+"""From this size on a CPU's steps are long enough to make up for the compiling."""
+
 _refused: set[type[nn.Module]] = set()
+
+
+def is_worth_compiling(model: Any, device: torch.device, chosen: str) -> bool:
+    """`chosen` is a recipe's `compile`; left to us (auto), small models on a CPU are not."""
+    if chosen != "auto" or device.type != "cpu":
+        return chosen != "none"
+    return sum(parameter.numel() for parameter in model.parameters()) >= CPU_PARAMETERS
 
 
 @contextmanager
@@ -40,6 +53,11 @@ def running(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
             del module.forward
 
 
+def run_plainly(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Compiled code calls this function as it is: what loops over pieces would be unrolled."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
 def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
     """The one list of modules that has as many entries as the model has layers."""
     count = model.config.get_text_config().num_hidden_layers
@@ -55,7 +73,7 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler can fail in any way; the plain layer always works
-            log.warning("training without torch.compile: %s", str(error).split("\n")[0])
+            log.warning("layers run without torch.compile: %s", str(error).split("\n")[0])
             _refused.add(kind)
     return kind.forward(layer, *args, **kwargs)
 

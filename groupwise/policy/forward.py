@@ -43,7 +43,7 @@ def _answer_logps(
         vocab=policy.vocab,
         entropy=True,
         entropy_grad=entropy_grad,
-        compiled=compiled,
+        compiled=compiled and hidden.is_cuda,  # on a CPU rows of logits stay in its cache
     )
     assert entropies is not None
     return rows.scatter(logps), rows.scatter(entropies)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from groupwise.batch import Rows
 from groupwise.policy.attention import Form, attended_by, attending, causal, grouped
+from groupwise.policy.compiled import run_plainly
 
 Groups = Sequence[Sequence[int]]
 """For each group the length of its prompt, then of each of its answers."""
@@ -43,6 +44,10 @@ class Pieces:
         """(1, H, N, D) queries and (1, K, N, D) keys and values to (1, N, H, D)."""
         if self.packed is not None and flash_can(q, form):
             return self.packed(q, k, v, form)
+        return self._in_turn(q, k, v, form)
+
+    @run_plainly
+    def _in_turn(self, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
         pieces = zip(*(x.split(self.sizes, dim=2) for x in (q, k, v)), strict=True)
         found: list[Tensor] = []
         for sizes in self.groups:

@@ -44,7 +44,7 @@ class Reference:
         self, start: Policy, settings: ReferenceSettings, *, compiled: bool = False
     ) -> None:
         self.settings = settings
-        self.compiled = compiled and start.device.type == "cuda"
+        self.compiled = compiled
         self.weights: dict[str, Tensor] = {}
         adapter = start.adapter
         if adapter is None:

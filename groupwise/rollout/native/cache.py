@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.attention import Form
+from groupwise.policy.compiled import run_plainly
 from groupwise.policy.pieces import Pieces
 
 
@@ -70,14 +71,19 @@ class SlotCache:
         self._masks.clear()
 
     def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+        if not self.kernel:
+            return self._by_heads(module, q, k, v, form)
         # Asking for the layer's number would make compiled code one layer's own.
         compiled = torch.compiler.is_compiling()
         keys, values = self.present if compiled else self.layers[module.layer_idx]
-        if self.kernel:
-            window, softcap = form.window or 0, form.softcap or 0.0
-            return torch.ops.groupwise.attend_slots(
-                q, k, v, keys, values, self.fill, form.scale, window, softcap
-            )
+        window, softcap = form.window or 0, form.softcap or 0.0
+        return torch.ops.groupwise.attend_slots(
+            q, k, v, keys, values, self.fill, form.scale, window, softcap
+        )
+
+    @run_plainly
+    def _by_heads(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+        keys, values = self.layers[module.layer_idx]
         keys[self.rows, self.fill] = k[:, :, 0]
         values[self.rows, self.fill] = v[:, :, 0]
         active = slice(0, len(self.fill)), slice(0, self.reach)

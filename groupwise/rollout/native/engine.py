@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.attention import attending
-from groupwise.policy.compiled import decoder_layers
+from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.policy.load import Policy
 from groupwise.rollout.native.cache import Prefill, SlotCache, slot_bytes
 from groupwise.rollout.native.columns import by_columns
@@ -58,6 +58,8 @@ class NativeEngine:
         self.cache: SlotCache | None = None
         self.joined: Joined | None = None
         self.graphs = None
+        self.compiled = compile_layers and policy.device.type == "cpu"
+        """Whether the layers that run without graphs are compiled."""
         if graphs and policy.device.type == "cuda":
             self.graphs = Graphs(policy, compile_layers)
 
@@ -202,7 +204,8 @@ class _Rollout:
         newest = torch.from_numpy(self.lines.newest).to(self.device)
         fill = torch.from_numpy(self.lines.fill).to(self.device)
         self.cache.begin_step(fill, int(self.lines.fill.max()) + 1)
-        with attending(self.policy.model, self.cache):
+        model, compiled = self.policy.model, self.engine.compiled
+        with attending(model, self.cache), compiled_layers(model, compiled):
             hidden = self.policy.body(input_ids=newest[:, None], position_ids=fill[:, None])
         self._take(*self._draw(self.policy.head(hidden[:, -1]), 0))
 

@@ -1,0 +1,45 @@
+"""Sampling with compiled layers on a CPU draws the plain ones' tokens. Compiles C++, so: slow."""
+
+import pytest
+import torch
+
+from groupwise.load import make_engine
+from groupwise.policy import compiled
+from groupwise.policy.compiled import is_worth_compiling
+from groupwise.recipe import parse
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.types import Request, Sampling
+from small_models import random_policy
+
+REQUESTS = [Request((3, 4, 5, 6), (1, 2, 3)), Request((7, 8), (4, 5))]
+CPU = torch.device("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_tokens_and_log_probs_are_the_plain_ones(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "_refused", set())
+    policy, sampling = random_policy(family), Sampling(max_tokens=12)
+    plain = NativeEngine(policy, 8).generate(REQUESTS, sampling)
+    engine = NativeEngine(policy, 8, compile_layers=True)
+    found = engine.generate(REQUESTS, sampling)
+    assert not compiled._refused
+    for ours, theirs in zip(found, plain, strict=True):
+        assert [a.tokens for a in ours] == [a.tokens for a in theirs]
+        for a, b in zip(ours, theirs, strict=True):
+            assert a.logps == pytest.approx(b.logps, abs=1e-5)
+
+
+def test_on_a_cpu_only_large_models_are_compiled_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = random_policy()
+    chosen = {c: is_worth_compiling(policy.model, CPU, c) for c in ("auto", "all", "none")}
+    assert chosen == {"auto": False, "all": True, "none": False}
+    assert is_worth_compiling(policy.model, torch.device("cuda"), "auto")
+    monkeypatch.setattr(compiled, "CPU_PARAMETERS", 100)
+    assert is_worth_compiling(policy.model, CPU, "auto")
+    engine = make_engine(policy, parse({"engine": {"kind": "native"}}))
+    assert isinstance(engine, NativeEngine) and engine.compiled
