@@ -135,8 +135,11 @@ def mean_wins(
     def win(a: str, b: str) -> float:
         if a == b:
             return 0.5
-        p = probabilities[a, b] if (a, b) in probabilities else 1 - probabilities[b, a]
-        return 0.5 if abs(p - 0.5) < threshold else p
+        asked = (a, b) in probabilities
+        p = probabilities[a, b] if asked else probabilities[b, a]
+        if abs(p - 0.5) < threshold:  # of the one that is known: 1 - p may round to the other side
+            return 0.5
+        return p if asked else 1 - p
 
     wins = [[win(a, b) for j, b in enumerate(answers) if j != i] for i, a in enumerate(answers)]
     return [sum(line) / len(line) if line else 0.5 for line in wins]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
 
@@ -147,6 +147,7 @@ def test_a_weak_preference_is_a_tie() -> None:
     assert mean_wins(["a"], {}, 0.1) == [0.5]
 
 
+@example(["a", "b"], 0.2)  # 0.3 is as far from a tie as 1 - 0.3 is, though 0.7 - 0.5 < 0.2
 @given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=8), st.floats(0, 0.49))
 def test_wins_of_a_group_add_up_to_half_of_its_games(answers: list[str], threshold: float) -> None:
     known = {(a, b): (ord(a) * 7 + ord(b) * 3) % 10 / 10 for a in "abcd" for b in "abcd" if a < b}
