@@ -11,7 +11,7 @@ import torch
 from groupwise.config import Config, RewardSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.evaluate import Evaluation, evaluate, judges
-from groupwise.policy.compiled import is_worth_compiling
+from groupwise.policy.compiled import compiles_training, is_worth_compiling
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.prompts import fit_prompts
@@ -163,8 +163,8 @@ def make_reference(config: Config, policy: Policy, *, fresh: bool) -> KLReferenc
     # Frozen, the start is loaded once more; that of an adapter lies below it.
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
     origin = load_config_policy(config) if again else policy
-    worth = is_worth_compiling(policy.model, policy.device, config.compile)
-    return Reference(origin, settings, compiled=worth and config.compiles_training)
+    compiled = compiles_training(policy.model, policy.device, config)
+    return Reference(origin, settings, compiled=compiled)
 
 
 def find_rewards(config: Config, task: Task) -> list[Reward]:

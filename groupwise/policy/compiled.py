@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from groupwise.config import Config
+
 log = logging.getLogger("groupwise")
 
 Given = ParamSpec("Given")
@@ -31,6 +33,10 @@ def is_worth_compiling(model: Any, device: torch.device, chosen: str) -> bool:
     if chosen != "auto" or device.type != "cpu":
         return chosen != "none"
     return sum(parameter.numel() for parameter in model.parameters()) >= CPU_PARAMETERS
+
+
+def compiles_training(model: Any, device: torch.device, config: Config) -> bool:
+    return config.compiles_training and is_worth_compiling(model, device, config.compile)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from groupwise.objective.aggregate import Denominator
 from groupwise.objective.corrections import entropy_threshold
 from groupwise.objective.loss import Metrics, Tokens, policy_loss
 from groupwise.objective.presets import Objective
-from groupwise.policy.compiled import compiled_layers, is_worth_compiling
+from groupwise.policy.compiled import compiled_layers, compiles_training
 from groupwise.policy.forward import answer_logps
 from groupwise.policy.load import Policy
 from groupwise.policy.pieces import attending_rows
@@ -252,8 +252,7 @@ def _over_ranks(metrics: Metrics, world: World) -> Metrics:
 
 
 def _compiles(policy: Policy, config: Config) -> bool:
-    chosen = config.compile
-    return config.compiles_training and is_worth_compiling(policy.model, policy.device, chosen)
+    return compiles_training(policy.model, policy.device, config)
 
 
 def step_denominator(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEW, MANY = 2, 64
+FEW, MANY = 4, 64
 """Rows from which on it pays, and up to which."""
 
 
