@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from groupwise.config import Config
+from groupwise.interop.fields import trl_fields
+from groupwise.interop.trl import trl_script, write_dataset
 from groupwise.load import Parts, load_parts
-from groupwise.moving.fields import trl_fields
-from groupwise.moving.trl import trl_script, write_dataset
 from groupwise.recipe import load_recipe
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
-from groupwise.train.api import start_state
-from groupwise.train.loop import run_loop
-from groupwise.train.signals import StopRequest
+from groupwise.training.api import start_state
+from groupwise.training.loop import run_loop
+from groupwise.training.signals import StopRequest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIDES = ("groupwise", "trl")

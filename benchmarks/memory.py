@@ -23,9 +23,9 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
+from groupwise.check.plan import Plan, find_gpu, job_of, make_plan, shape_of  # noqa: E402
+from groupwise.check.plan.gpus import GIB  # noqa: E402
 from groupwise.config import Config  # noqa: E402
-from groupwise.plan import Plan, find_gpu, job_of, make_plan, shape_of  # noqa: E402
-from groupwise.plan.gpus import GIB  # noqa: E402
 from groupwise.recipe import parse  # noqa: E402
 
 STEPS = 3

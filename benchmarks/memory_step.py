@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from groupwise.check.plan import Shape, shape_of
 from groupwise.config import Config
 from groupwise.load import Parts, make_engine
-from groupwise.plan import Shape, shape_of
 from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.adapters import add_adapter
 from groupwise.policy.footprint import footprint
@@ -34,10 +34,10 @@ from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
-from groupwise.train.loop import run_loop
-from groupwise.train.optim import Optimizer
-from groupwise.train.signals import StopRequest
-from groupwise.train.state import TrainState
+from groupwise.training.loop import run_loop
+from groupwise.training.optim import Optimizer
+from groupwise.training.signals import StopRequest
+from groupwise.training.state import TrainState
 from groupwise.types import Completion, Problem, Sampling
 from sidebyside.models import NEVER, _numbered_tokenizer
 from sidebyside.record import forget_peak, held_bytes, peak_bytes, synchronize

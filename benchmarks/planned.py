@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.plan import GPUS, Gpu, Job, Plan, make_plan, shape_of
-from groupwise.plan.gpus import GIB
+from groupwise.check.plan import GPUS, Gpu, Job, Plan, make_plan, shape_of
+from groupwise.check.plan.gpus import GIB
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 LARGE = RESULTS / "memory-h200.json"

@@ -31,7 +31,7 @@ METRICS = (
     *("loss", "reward", "reward_std", "accuracy", "rewards/correct", "rewards/format", "kl"),
     *("entropy", "ratio", "clip_low", "clip_high", "sampler_gap", "grad_norm", "lr", "updates"),
     *("no_spread", "truncated", "tokens", "tokens_max", "problems_drawn", "memory_gb", "seconds"),
-    *("seconds/generate", "seconds/reward", "seconds/logps", "seconds/update"),
+    *("seconds/generate", "seconds/reward", "seconds/logprobs", "seconds/update"),
     *("tokens_per_second", "eval/accuracy", "eval/reward", "eval/format"),
 )
 
@@ -67,9 +67,9 @@ def _group(name: str, random: Random) -> Group:
     completions = []
     for _ in range(ANSWERS):
         tokens = tuple(random.randrange(3, 60) for _ in range(TOKENS))
-        logps = tuple(-random.random() for _ in tokens)
+        logprobs = tuple(-random.random() for _ in tokens)
         text = " ".join(f"word{token}" for token in tokens)
-        completions.append(Completion(tokens, logps, "eos", text, old_logps=logps))
+        completions.append(Completion(tokens, logprobs, "eos", text, old_logprobs=logprobs))
     rewards = tuple(float(random.random() < 0.5) for _ in completions)
     return Group(
         Problem(name, f"What is {name}?", {"answer": "7"}),

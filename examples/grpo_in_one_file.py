@@ -179,16 +179,18 @@ def score(groups: list[list[Answer]], problems: list[Problem]) -> None:
 # ------------------------------------------------------------------------------------------ update
 
 
-def logps_of(model: Any, answers: list[Answer]) -> tuple[Tensor, Tensor]:
+def logprobs_of(model: Any, answers: list[Answer]) -> tuple[Tensor, Tensor]:
     """Log-probs of the answers' tokens, (answers, longest), and the mask of real ones."""
     rows = [a.prompt + a.tokens for a in answers]
     width, longest = max(map(len, rows)), max(len(a.tokens) for a in answers)
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     visible = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    logps = model(input_ids=tokens, attention_mask=visible).logits[:, :-1].float().log_softmax(-1)
-    logps = logps.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+    logprobs = (
+        model(input_ids=tokens, attention_mask=visible).logits[:, :-1].float().log_softmax(-1)
+    )
+    logprobs = logprobs.gather(-1, tokens[:, 1:, None]).squeeze(-1)
     lines = []
-    for line, answer in zip(logps, answers, strict=True):
+    for line, answer in zip(logprobs, answers, strict=True):
         own = line[len(answer.prompt) - 1 :][: len(answer.tokens)]
         lines.append(torch.nn.functional.pad(own, (0, longest - len(own))))
     mask = torch.tensor(
@@ -198,12 +200,12 @@ def logps_of(model: Any, answers: list[Answer]) -> tuple[Tensor, Tensor]:
 
 
 def grpo_loss(
-    logps: Tensor, old: Tensor, ref: Tensor, advantages: Tensor, mask: Tensor, settings: Settings
+    logprobs: Tensor, old: Tensor, ref: Tensor, advantages: Tensor, mask: Tensor, settings: Settings
 ) -> Tensor:
-    ratio = (logps - old).exp()
+    ratio = (logprobs - old).exp()
     clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
     surrogate = -torch.min(ratio * advantages[:, None], clipped * advantages[:, None])
-    kl = (ref - logps).exp() - (ref - logps) - 1
+    kl = (ref - logprobs).exp() - (ref - logprobs) - 1
     per_token = surrogate + settings.kl_weight * kl
     return ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
 
@@ -225,12 +227,12 @@ def train(settings: Settings, model_folder: str | pathlib.Path = TINY) -> list[d
         answers = [answer for group in groups for answer in group]
         advantages = torch.tensor([a.advantage for a in answers])
         with torch.no_grad():
-            old, mask = logps_of(model, answers)
-            ref, _ = logps_of(reference, answers)
+            old, mask = logprobs_of(model, answers)
+            ref, _ = logprobs_of(reference, answers)
         losses, norms = [], []
         for _ in range(settings.epochs):
-            logps, _ = logps_of(model, answers)
-            loss = grpo_loss(logps, old, ref, advantages, mask, settings)
+            logprobs, _ = logprobs_of(model, answers)
+            loss = grpo_loss(logprobs, old, ref, advantages, mask, settings)
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
             optimizer.step()

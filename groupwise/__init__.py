@@ -5,7 +5,7 @@
     result = groupwise.train(config)
     result.model
 
-The steps of the loop can be called alone too: see `groupwise.train.loop`.
+The steps of the loop can be called alone too: see `groupwise.training.loop`.
 """
 
 from importlib import import_module
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from groupwise.recipe import load_recipe
     from groupwise.rewards.base import Reward
     from groupwise.tasks.base import Task
-    from groupwise.train.api import Result, train
+    from groupwise.training.api import Result, train
     from groupwise.types import Completion, Group, Problem
 
 __version__ = "0.1.0"
@@ -26,7 +26,8 @@ _HOME = {
     "load_recipe": "groupwise.recipe",
     "Reward": "groupwise.rewards.base",
     "Task": "groupwise.tasks.base",
-    "Result": "groupwise.train.api",
+    "Result": "groupwise.training.api",
+    "train": "groupwise.training.api",
     "Completion": "groupwise.types",
     "Group": "groupwise.types",
     "Problem": "groupwise.types",
@@ -47,8 +48,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load on first use: reading a config must not cost the import of torch."""
-    if name == "train":
-        return import_module("groupwise.train")  # a package that can be called
     if name not in _HOME:
         raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

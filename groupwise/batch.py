@@ -54,9 +54,9 @@ class Microbatch:
     rows: Rows
     mask_BT: Tensor
     advantages_BT: Tensor
-    sampler_logps_BT: Tensor
-    old_logps_BT: Tensor | None
-    ref_logps_BT: Tensor | None
+    sampler_logprobs_BT: Tensor
+    old_logprobs_BT: Tensor | None
+    ref_logprobs_BT: Tensor | None
     keep_BT: Tensor | None
     members: tuple[tuple[int, int], ...]
     """(group, answer) of each line, as indices into the groups it was made from."""
@@ -219,7 +219,7 @@ def _microbatch(
     for (index, answer), completion in zip(members, completions, strict=True):
         value = groups[index].advantages[answer] if groups[index].advantages else 0.0
         advantages.append(value if isinstance(value, tuple) else [value] * len(completion.tokens))
-    sampler = lines([completion.logps for completion in completions])
+    sampler = lines([completion.logprobs for completion in completions])
     advantages_BT = lines(advantages)
     assert sampler is not None and advantages_BT is not None
     entropies = lines([completion.old_entropies for completion in completions])
@@ -227,9 +227,9 @@ def _microbatch(
         rows=_rows(groups, pieces, layout, pad_id, width),
         mask_BT=mask,
         advantages_BT=advantages_BT,
-        sampler_logps_BT=sampler,
-        old_logps_BT=lines([completion.old_logps for completion in completions]),
-        ref_logps_BT=lines([completion.ref_logps for completion in completions]),
+        sampler_logprobs_BT=sampler,
+        old_logprobs_BT=lines([completion.old_logprobs for completion in completions]),
+        ref_logprobs_BT=lines([completion.ref_logprobs for completion in completions]),
         keep_BT=None if keep_above is None or entropies is None else entropies >= keep_above,
         members=members,
     )
@@ -248,7 +248,7 @@ def _rows(
     source: list[int] = []
     target: list[int] = []
     slot: list[int] = []
-    heat: list[float | None] = []
+    temperatures: list[float | None] = []
     sizes: list[tuple[int, ...]] = []
     line = at = 0
     for row, (index, answers) in enumerate(pieces):
@@ -263,7 +263,7 @@ def _rows(
             places = [start + prompt - 1, *range(behind, behind + len(read[-1]))]
             source += places[: len(completion)]
             target += completion
-            heat += [group.completions[answer].temperature] * len(completion)
+            temperatures += [group.completions[answer].temperature] * len(completion)
             slot += [line * width + k for k in range(len(completion))]
             line += 1
         at = start + sum(map(len, read))
@@ -281,7 +281,9 @@ def _rows(
         target_K=torch.tensor(target, dtype=torch.long),
         slot_K=torch.tensor(slot, dtype=torch.long),
         shape_BT=(line, width),
-        temperature_K=None if None in heat or not heat else torch.tensor(heat),
+        temperature_K=torch.tensor(temperatures)
+        if temperatures and None not in temperatures
+        else None,
     )
 
 

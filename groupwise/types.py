@@ -68,25 +68,25 @@ class Request:
 class Completion:
     """One sampled answer, token in, token out: it is never tokenized again.
 
-    Completion(tokens=(12, 7, 2), logps=(-0.1, -2.3, -0.01), stop="eos", text="...")
+    Completion(tokens=(12, 7, 2), logprobs=(-0.1, -2.3, -0.01), stop="eos", text="...")
 
-    `tokens` ends with the end-of-sequence token when `stop` is "eos". `logps` are the sampler's,
-    under the distribution that it drew from. `old_logps` and `ref_logps` are the policy's and the
-    reference's before the step's first update, present only when the objective needs them.
+    `tokens` ends with the end-of-sequence token when `stop` is "eos". `logprobs` are the sampler's,
+    under the distribution that it drew from. `old_logprobs` and `ref_logprobs` are the policy's and
+    the reference's before the step's first update, present only when the objective needs them.
     `sampled` marks the tokens that the policy drew (None: all of them); those of a tool's reply
     are not its own. `version` counts the updates of the weights that drew it. `temperature` is set
     where a group's answers were drawn at different ones (None: all at the rollout's).
     """
 
     tokens: tuple[int, ...]
-    logps: tuple[float, ...]
+    logprobs: tuple[float, ...]
     stop: StopReason
     text: str = ""
     version: int = 0
     sampled: tuple[bool, ...] | None = None
-    old_logps: tuple[float, ...] | None = None
+    old_logprobs: tuple[float, ...] | None = None
     old_entropies: tuple[float, ...] | None = None
-    ref_logps: tuple[float, ...] | None = None
+    ref_logprobs: tuple[float, ...] | None = None
     temperature: float | None = None
 
     @property

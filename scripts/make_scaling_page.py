@@ -14,9 +14,9 @@ from dataclasses import replace
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from groupwise.plan import GPUS, Job, Plan, job_of, make_plan, shape_of  # noqa: E402
-from groupwise.plan.gpus import GIB  # noqa: E402
-from groupwise.plan.show import duration, gigabytes, plan_text  # noqa: E402
+from groupwise.check.plan import GPUS, Job, Plan, job_of, make_plan, shape_of  # noqa: E402
+from groupwise.check.plan.gpus import GIB  # noqa: E402
+from groupwise.check.plan.show import duration, gigabytes, plan_text  # noqa: E402
 from groupwise.recipe import parse  # noqa: E402
 from planned import compared_steps, large_steps, plan_again  # noqa: E402
 

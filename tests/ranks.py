@@ -79,7 +79,7 @@ def _main() -> None:
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    from groupwise.train.api import train
+    from groupwise.training.api import train
     from runs import small_config
 
     for folder, overrides in json.loads(sys.argv[1]):

@@ -72,9 +72,9 @@ def random_groups(
         for answer in range(size):
             length = 0 if empty and answer == 0 else rng.randint(1, longest)
             tokens = tuple(rng.randrange(3, VOCAB) for _ in range(length))
-            logps = tuple(-rng.random() for _ in tokens)
+            logprobs = tuple(-rng.random() for _ in tokens)
             stop = rng.choice(("eos", "length"))
-            completions.append(Completion(tokens, logps, stop, text=str(tokens)))
+            completions.append(Completion(tokens, logprobs, stop, text=str(tokens)))
         rewards = tuple(float(rng.randint(0, 3)) for _ in range(size))
         mean = sum(rewards) / size
         groups.append(

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "groupwise"
 # From the top: a module may import from its own layer and from those below, never from above.
 LAYERS = [
     ["cli", "__init__", "__main__"],
-    ["check", "compare", "doctor", "explain", "moving", "pairs", "plan", "sample", "view"],
-    ["train"],
+    ["check", "compare", "explain", "interop", "pairs", "sample", "view"],
+    ["training"],
     ["load"],
     ["evaluate"],
     ["rollout"],

@@ -11,7 +11,7 @@ from groupwise.batch import denominator, microbatches, split_evenly
 from groupwise.config import Config
 from groupwise.policy.load import Policy
 from groupwise.recipe import parse
-from groupwise.train.step import accumulate, annotate
+from groupwise.training.step import accumulate, annotate
 from groupwise.types import Group
 from small_models import FAMILIES, random_groups, random_policy
 
@@ -110,7 +110,7 @@ def test_top_entropy_threshold_is_that_of_the_whole_rollout() -> None:
     policy = random_policy(dtype=torch.float64)
     config = config_with("algorithm.top_entropy=0.3")
     groups = annotate(groups, policy, None, config)
-    from groupwise.train.step import keep_threshold
+    from groupwise.training.step import keep_threshold
 
     threshold = keep_threshold(groups, config.algorithm)
     assert threshold is not None

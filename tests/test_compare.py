@@ -15,7 +15,7 @@ from groupwise.compare import NO_DIFFERENCE, bootstrap, compare_runs, word_for
 from groupwise.errors import RunFolderError
 from groupwise.evaluate import STORED_TEXT
 from groupwise.tracking.run import read_lines
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import small_config
 
 

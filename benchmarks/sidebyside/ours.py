@@ -16,10 +16,10 @@ from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
-from groupwise.train.loop import run_loop
-from groupwise.train.optim import Optimizer
-from groupwise.train.signals import StopRequest
-from groupwise.train.state import TrainState
+from groupwise.training.loop import run_loop
+from groupwise.training.optim import Optimizer
+from groupwise.training.signals import StopRequest
+from groupwise.training.state import TrainState
 from groupwise.types import Completion, Problem, Sampling
 from sidebyside import models
 from sidebyside.record import forget_peak, held_bytes, record
@@ -108,7 +108,7 @@ class StepLog:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         seconds = {
             "generation": metrics["seconds/generate"],
-            "reference": metrics["seconds/logps"],
+            "reference": metrics["seconds/logprobs"],
             "update": metrics["seconds/update"],
             "step": metrics["seconds"],
             "held_bytes": held_bytes(self.device),

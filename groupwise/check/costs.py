@@ -1,11 +1,11 @@
 """The plan on paper of a recipe, for this machine or for GPUs that are elsewhere."""
 
+from groupwise.check.plan import Gpu, Plan, find_gpu, job_of, make_plan, shape_of
+from groupwise.check.plan.gpus import gpu_like, this_cpu
+from groupwise.check.plan.shapes import PREFIX
+from groupwise.check.plan.show import plan_text
 from groupwise.config import Config
 from groupwise.errors import ConfigError, ModelError
-from groupwise.plan import Gpu, Plan, find_gpu, job_of, make_plan, shape_of
-from groupwise.plan.gpus import gpu_like, this_cpu
-from groupwise.plan.shapes import PREFIX
-from groupwise.plan.show import plan_text
 from groupwise.tracking.console import console
 
 

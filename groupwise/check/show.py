@@ -1,13 +1,13 @@
 """What `groupwise check` prints."""
 
+from groupwise.check.batch_plan import print_plan, print_settings
 from groupwise.check.costs import print_costs
-from groupwise.check.plan import print_plan, print_settings
 from groupwise.check.trial import make_trial
 from groupwise.check.verdicts import Verdict, verdicts
 from groupwise.config import Config
 from groupwise.load import load_parts
 from groupwise.tracking.console import console, printable
-from groupwise.train.api import check_plan
+from groupwise.training.api import check_plan
 
 
 def print_check(

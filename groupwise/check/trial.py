@@ -13,10 +13,10 @@ from groupwise.objective.advantages import advantages
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy
 from groupwise.rollout.collect import reward_weights, sample_groups
-from groupwise.train.api import start_state
-from groupwise.train.loop import Clock, collect_step, learn
-from groupwise.train.metrics import memory_gb
-from groupwise.train.step import annotate
+from groupwise.training.api import start_state
+from groupwise.training.loop import Clock, collect_step, learn
+from groupwise.training.metrics import memory_gb
+from groupwise.training.step import annotate
 from groupwise.types import Group, Sampling
 
 PROMPTS = 8
@@ -56,7 +56,7 @@ def make_trial(parts: Parts) -> Trial:
     _warm_up(small)
     clock = Clock()
     groups = collect_step(small, state.step, state.cursor, clock).groups
-    with clock.phase("logps"):
+    with clock.phase("logprobs"):
         groups = annotate(groups, parts.policy, state.reference, config)
     groups = advantages(groups, config.algorithm, reward_weights(parts.scorer, config.rollout))
     began = time.perf_counter()

@@ -24,7 +24,7 @@ def doctor(
     """
     name, overrides = split(words)
     config = load_recipe(name, overrides)
-    from groupwise.doctor import examine
+    from groupwise.check.doctor import examine
     from groupwise.tracking.console import console, printable
 
     marks = {"ok": "[green]ok  [/]", "note": "[cyan]note[/]", "fix": "[red]fix [/]"}

@@ -40,7 +40,7 @@ def export(
             raise ConfigError("--to writes a script: leave out --merge and --push")
         _script(model, to, out, tensor_parallel)
         return
-    from groupwise.moving.folder import export_model, push_model
+    from groupwise.interop.folder import export_model, push_model
 
     target = pathlib.Path(out) if out else pathlib.Path(model) / "export"
     merged = export_model(model, target, merge=merge)
@@ -57,11 +57,11 @@ def _script(run: str, to: str, out: str | None, tensor_parallel: int) -> None:
     if target.suffix != ".py":
         raise ConfigError(f"--out {target} must be a script: name it {target}.py")
     if to == "trl":
-        from groupwise.moving.trl import export_trl
+        from groupwise.interop.trl import export_trl
 
         lost = export_trl(run, target)
     else:
-        from groupwise.moving.neuron import export_neuron
+        from groupwise.interop.neuron import export_neuron
 
         lost = export_neuron(run, target, tensor_parallel)
     for line in lost:

@@ -18,7 +18,7 @@ def import_settings(
 
     groupwise import grpo_config.yaml --out mine.yaml
     """
-    from groupwise.moving.import_trl import from_trl, read_fields, recipe_text
+    from groupwise.interop.import_trl import from_trl, read_fields, recipe_text
 
     source = pathlib.Path(file)
     found = from_trl(read_fields(source))

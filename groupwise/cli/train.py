@@ -57,7 +57,7 @@ def train(
         again = ["train", *(words or []), "--out", folder, *options, *["--quiet"] * quiet]
         raise typer.Exit(launch(again, nproc))
     stop_with_launcher()
-    from groupwise.train.api import train as run_training
+    from groupwise.training.api import train as run_training
 
     result = run_training(chosen.config, folder, quiet=quiet)
     if os.environ.get("RANK", "0") != "0":
@@ -70,7 +70,7 @@ def _on_ray(
 ) -> Mapping[str, Any]:
     if launcher != "ray":
         raise ConfigError(f"--launch takes ray, not {launcher!r}")
-    from groupwise.train.ray_job import train_on_ray
+    from groupwise.training.ray_job import train_on_ray
 
     return train_on_ray(config, folder, workers=nproc if nproc > 1 else None, quiet=quiet)
 

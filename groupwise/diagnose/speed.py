@@ -20,7 +20,7 @@ PHASES = {
         0.4,
         "a cheaper reward function, or a lower reward_timeout where answers hang it",
     ),
-    "logps": (
+    "logprobs": (
         0.4,
         "algorithm.kl_weight=0 needs no reference pass; batch.epochs=1 with batch.minibatches=1 "
         "needs no pass for old log-probs; a larger batch.tokens_per_microbatch",

@@ -18,7 +18,7 @@ from groupwise.batch import Microbatch, microbatches
 from groupwise.objective.aggregate import AGGREGATES, Denominator
 from groupwise.objective.loss import Tokens, outside_trust, policy_loss, token_losses
 from groupwise.objective.presets import Objective
-from groupwise.train.step import Scored
+from groupwise.training.step import Scored
 from groupwise.types import Completion, Group
 
 Place = tuple[int, int]
@@ -49,7 +49,7 @@ class TokenNumbers:
     that does not count (a tool's, or of an answer that is masked) has 0 for both.
     """
 
-    logp: float
+    logprob: float
     old_logp: float
     ratio: float
     clipped: bool
@@ -87,14 +87,14 @@ def token_numbers(moment: Moment, objective: Objective, over: Denominator) -> St
     places = [(chosen[group], answer) for group, answer in micro.members]
     tokens = _tokens(micro, places, moment.scored)
     each = token_losses(tokens, objective)
-    loss_BT = each.loss.expand_as(tokens.logps_BT).contiguous()
+    loss_BT = each.loss.expand_as(tokens.logprobs_BT).contiguous()
     whole = replace(over, microbatches=1)
     with torch.enable_grad():
         per_token_BT = loss_BT.detach().requires_grad_()
         total = AGGREGATES[objective.aggregate](per_token_BT, tokens.mask_BT, whole)
         (weight_BT,) = torch.autograd.grad(total, per_token_BT)
     loss, _ = policy_loss(tokens, objective, whole, moment.entropy_weight)
-    (push_BT,) = torch.autograd.grad(loss, tokens.logps_BT)
+    (push_BT,) = torch.autograd.grad(loss, tokens.logprobs_BT)
     table = _Table(tokens, each.ratio, each.kl_BT, loss_BT * weight_BT, push_BT, objective)
     answers = {
         place: table.line(line, len(_completion(moment, place).tokens))
@@ -121,14 +121,14 @@ class _Table:
         push_BT: Tensor,
         objective: Objective,
     ) -> None:
-        shape = tokens.logps_BT.shape
-        old_BT = tokens.logps_BT if tokens.old_logps_BT is None else tokens.old_logps_BT
+        shape = tokens.logprobs_BT.shape
+        old_BT = tokens.logprobs_BT if tokens.old_logprobs_BT is None else tokens.old_logprobs_BT
         clipped = torch.zeros(shape, dtype=torch.bool)
         edges = outside_trust(ratio, tokens.advantages_BT, objective)
         if edges is not None:
             clipped = (edges[0] | edges[1]).expand(shape)
         assert tokens.entropies_BT is not None
-        columns = (tokens.logps_BT, old_BT, ratio.expand(shape), clipped, tokens.entropies_BT)
+        columns = (tokens.logprobs_BT, old_BT, ratio.expand(shape), clipped, tokens.entropies_BT)
         self.columns = [column.detach().tolist() for column in columns]
         self.kl = None if kl_BT is None else kl_BT.detach().tolist()
         self.mask = tokens.mask_BT.tolist()
@@ -174,12 +174,12 @@ def _tokens(micro: Microbatch, places: Sequence[Place], scored: Scored) -> Token
         return torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
 
     return Tokens(
-        logps_BT=lines(0).requires_grad_(),
+        logprobs_BT=lines(0).requires_grad_(),
         mask_BT=micro.mask_BT,
         advantages_BT=micro.advantages_BT,
-        old_logps_BT=micro.old_logps_BT,
-        sampler_logps_BT=micro.sampler_logps_BT,
-        ref_logps_BT=micro.ref_logps_BT,
+        old_logprobs_BT=micro.old_logprobs_BT,
+        sampler_logprobs_BT=micro.sampler_logprobs_BT,
+        ref_logprobs_BT=micro.ref_logprobs_BT,
         entropies_BT=lines(1),
         keep_BT=micro.keep_BT,
     )

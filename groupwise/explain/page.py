@@ -113,7 +113,7 @@ def _tokens(view: GroupView, decode: Decode) -> str:
 
 def _token(text: str, token: TokenNumbers, strongest: float) -> str:
     facts = [
-        f"log-prob {token.logp:.5f}, old {token.old_logp:.5f}, ratio {token.ratio:.5f}"
+        f"log-prob {token.logprob:.5f}, old {token.old_logp:.5f}, ratio {token.ratio:.5f}"
         + (", clipped" if token.clipped else ""),
         f"entropy {_number(token.entropy, '.4f')}, KL {_number(token.kl, '.6f')}",
         f"loss share {token.loss:+.4e}, push {token.push:+.4e}" if token.counts else "not counted",

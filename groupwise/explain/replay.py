@@ -20,11 +20,11 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.explain.groups import GroupView, as_number, group_views, pick, visible
 from groupwise.explain.numbers import Moment
-from groupwise.explain.step import Step, stored_logps
+from groupwise.explain.step import Step, stored_logprobs
 from groupwise.objective.advantages import advantages
 from groupwise.recipe import parse
 from groupwise.tracking.console import printable
-from groupwise.train.step import keep_threshold
+from groupwise.training.step import keep_threshold
 
 SHOWN_TOKENS = 40
 
@@ -92,7 +92,7 @@ def _one_pass(config: Config) -> Config:
 
 def _completed(moment: Moment) -> Moment:
     """The moment with log-probs for every group, stored ones where training computed none."""
-    return replace(moment, scored={**stored_logps(moment.groups), **moment.scored})
+    return replace(moment, scored={**stored_logprobs(moment.groups), **moment.scored})
 
 
 def _entropies(moment: Moment) -> Iterable[float]:
@@ -104,7 +104,7 @@ def _check_inputs(moments: Sequence[Moment], config: Config, weights: dict[str, 
     objective = config.algorithm
     groups = [group for moment in moments for group in moment.groups]
     completions = [c for group in groups for c in group.completions]
-    if objective.needs_reference and any(c.ref_logps is None for c in completions):
+    if objective.needs_reference and any(c.ref_logprobs is None for c in completions):
         raise ConfigError(
             "this objective needs the reference's log-probs, and the run had no KL, so none were "
             "stored: add --set algorithm.kl_weight=0"
@@ -115,7 +115,7 @@ def _check_inputs(moments: Sequence[Moment], config: Config, weights: dict[str, 
             "--set algorithm.top_entropy=1"
         )
     in_reward = objective.needs_reference and objective.kl_in == "reward"
-    if in_reward and any(c.old_logps is None for c in completions):
+    if in_reward and any(c.old_logprobs is None for c in completions):
         raise ConfigError("kl_in=reward needs old log-probs that this run did not store")
     if objective.uses_entropy and any(math.isnan(e) for m in moments for e in _entropies(m)):
         raise ConfigError(
@@ -230,7 +230,7 @@ def _print_tokens(view: GroupView, other: GroupView, step: Step, console: Consol
         colour = "green" if change < 0 else "red" if change > 0 else "dim"
         table.add_row(
             Text(visible(step.decode(token))),
-            f"{was.logp:.4f}",
+            f"{was.logprob:.4f}",
             f"{was.ratio:.4f}",
             f"{was.push:+.3e}",
             f"{now.push:+.3e}" + (" clipped" if now.clipped else ""),

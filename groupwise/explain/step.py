@@ -20,7 +20,7 @@ from groupwise.explain.numbers import Moment, StepNumbers, token_numbers
 from groupwise.objective.advantages import advantages
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.train.step import Scored, Seen, keep_threshold, step_denominator
+from groupwise.training.step import Scored, Seen, keep_threshold, step_denominator
 from groupwise.types import Group, group_from_json
 
 FARTHEST = 100
@@ -81,9 +81,9 @@ def recipe_step(name: str, config: Config) -> Step:
     """The first step of a recipe, made for real with its model."""
     from groupwise.load import load_parts
     from groupwise.rollout.collect import reward_weights
-    from groupwise.train.api import start_state
-    from groupwise.train.loop import Clock, collect_step, learn
-    from groupwise.train.step import annotate
+    from groupwise.training.api import start_state
+    from groupwise.training.loop import Clock, collect_step, learn
+    from groupwise.training.step import annotate
 
     with load_parts(config) as parts:
         state = start_state(parts, None)
@@ -116,8 +116,8 @@ def run_step(folder: pathlib.Path, number: int | None, *, stored: bool = False) 
     if start is None:
         return _from_stored(folder, config, number, groups, logged)
     from groupwise.load import load_config_policy
-    from groupwise.train.api import make_state
-    from groupwise.train.loop import learn
+    from groupwise.training.api import make_state
+    from groupwise.training.loop import learn
 
     weights = None if start.checkpoint is None else str(start.checkpoint / "model")
     policy = load_config_policy(config, weights)
@@ -149,7 +149,7 @@ class _Start:
 
 def _start_before(folder: pathlib.Path, number: int, config: Config) -> _Start | None:
     """Where the weights before a step can be had from, if every update since can be made again."""
-    from groupwise.train.checkpoint import find_damage
+    from groupwise.training.checkpoint import find_damage
 
     found = [p for p in (folder / "checkpoints").glob("step-??????") if int(p.name[5:]) < number]
     whole = [path for path in sorted(found) if find_damage(path) is None]
@@ -174,7 +174,7 @@ def _from_stored(
     threshold = keep_threshold(groups, config.algorithm)
     moment = Moment(
         first,
-        stored_logps(first),
+        stored_logprobs(first),
         threshold,
         loss=logged.get("loss") if only else None,
         grad_norm=logged.get("grad_norm") if only else None,
@@ -195,14 +195,14 @@ def _from_stored(
     )
 
 
-def stored_logps(groups: Sequence[Group]) -> Scored:
+def stored_logprobs(groups: Sequence[Group]) -> Scored:
     """Log-probs at a step's start: the policy's where they were stored, else the sampler's.
 
     Entropies that were not stored are NaN.
     """
     return {
         (g, a): (
-            list(c.old_logps or c.logps),
+            list(c.old_logprobs or c.logprobs),
             list(c.old_entropies or [math.nan] * len(c.tokens)),
         )
         for g, group in enumerate(groups)

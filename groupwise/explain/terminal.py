@@ -108,10 +108,10 @@ def _print_tokens(view: GroupView, decode: Decode, console: Console) -> None:
 
 def _token_cells(token: TokenNumbers) -> Sequence[str | Text]:
     if not token.counts:
-        return (f"{token.logp:.4f}", "", "", "", "not counted", "0")
+        return (f"{token.logprob:.4f}", "", "", "", "not counted", "0")
     ratio = f"{token.ratio:.4f}"
     return (
-        f"{token.logp:.4f}",
+        f"{token.logprob:.4f}",
         Text(f"clipped {ratio}", style="yellow") if token.clipped else ratio,
         _plain(token.kl, ".5f"),
         _plain(token.entropy, ".3f"),

@@ -117,10 +117,10 @@ def _kl_penalties(groups: Sequence[Group], objective: Objective) -> Tensor | flo
 
 def _kl(completion: Completion, estimator: str) -> float:
     """The KL estimate of a whole answer: its sampled tokens' sum."""
-    assert completion.old_logps is not None and completion.ref_logps is not None
+    assert completion.old_logprobs is not None and completion.ref_logprobs is not None
     old_T, ref_T = (
-        torch.tensor(logps, dtype=torch.float64)
-        for logps in (completion.old_logps, completion.ref_logps)
+        torch.tensor(logprobs, dtype=torch.float64)
+        for logprobs in (completion.old_logprobs, completion.ref_logprobs)
     )
     kl_T = KL_ESTIMATORS[estimator](old_T, ref_T)
     if completion.sampled is not None:

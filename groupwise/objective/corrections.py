@@ -13,8 +13,8 @@ from groupwise.objective.aggregate import answer_mean
 
 @torch.no_grad()
 def mismatch_ratio(
-    old_logps_BT: Tensor,
-    sampler_logps_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    sampler_logprobs_BT: Tensor,
     mask_BT: Tensor,
     *,
     level: Literal["token", "sequence"],
@@ -29,7 +29,7 @@ def mismatch_ratio(
     into [low, high], `mask` puts 0 where it lies outside. Where the sampler's log-prob is NaN
     (an engine could not tell), rho is 1.
     """
-    gap = (old_logps_BT - sampler_logps_BT).masked_fill(~mask_BT, 0.0).nan_to_num(nan=0.0)
+    gap = (old_logprobs_BT - sampler_logprobs_BT).masked_fill(~mask_BT, 0.0).nan_to_num(nan=0.0)
     if level == "sequence":
         gap = gap.sum(-1, keepdim=True)
     rho = gap.exp()
@@ -42,14 +42,18 @@ def mismatch_ratio(
 
 @torch.no_grad()
 def on_policy_answers(
-    logps_BT: Tensor, sampler_logps_BT: Tensor, mask_BT: Tensor, advantages: Tensor, limit: float
+    logprobs_BT: Tensor,
+    sampler_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    advantages: Tensor,
+    limit: float,
 ) -> Tensor:
     """True except for answers of negative advantage that the policy has already moved away from:
 
     the mean of log pi_sampler - log pi over their tokens is above `limit`. Learning what not to do
     from answers that are no longer given destabilises; good answers are always kept.
     """
-    moved_BT = (sampler_logps_BT - logps_BT).masked_fill(~mask_BT, 0.0).nan_to_num(nan=0.0)
+    moved_BT = (sampler_logprobs_BT - logprobs_BT).masked_fill(~mask_BT, 0.0).nan_to_num(nan=0.0)
     return (advantages >= 0) | (answer_mean(moved_BT, mask_BT) <= limit)
 
 

@@ -13,19 +13,19 @@ EXPONENT_LIMIT = 20.0
 """Bounds k3's exponential: past it the estimate stays finite and pulls no further."""
 
 
-def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """-d with d = log ref - log pi: unbiased, but often negative and noisy."""
-    return logps - ref_logps
+    return logprobs - ref_logprobs
 
 
-def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """d^2 / 2: never negative; its gradient is the reverse KL's, as the policy samples."""
-    return (logps - ref_logps).square() / 2
+    return (logprobs - ref_logprobs).square() / 2
 
 
-def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(d) - d - 1: unbiased and never negative. GRPO's choice."""
-    d = (ref_logps - logps).clamp(max=EXPONENT_LIMIT)
+    d = (ref_logprobs - logprobs).clamp(max=EXPONENT_LIMIT)
     return d.exp() - d - 1
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from groupwise.objective.rowwise import scores_by_rows
+from groupwise.objective.rowwise import logprobs_by_rows
 
 CHUNK_LOGITS = 2**26
 """Logits alive at once: 256 MB in float32, and a small multiple of it in the backward pass."""
@@ -23,7 +23,7 @@ CPU_CHUNK_LOGITS = 2**27
 """A CPU has more memory for its speed, so there recomputing them begins later."""
 
 
-def token_logps(
+def token_logprobs(
     hidden_KH: Tensor,
     head: Callable[[Tensor], Tensor],
     targets_K: Tensor,
@@ -43,45 +43,45 @@ def token_logps(
     torch.compile do that on the way, so that float32 logits are never in memory.
     """
 
-    def score(
-        hidden_CH: Tensor, targets_C: Tensor, heat: float | Tensor
+    def chunk_logprobs(
+        hidden_CH: Tensor, targets_C: Tensor, temperature: float | Tensor
     ) -> tuple[Tensor, Tensor | None]:
         logits_CV = head(hidden_CH)
         if not (compiled or entropy_grad):
-            logps_C, entropies_C = scores_by_rows(logits_CV, targets_C, heat)
-            return logps_C, entropies_C if entropy else None
+            logprobs_C, entropies_C = logprobs_by_rows(logits_CV, targets_C, temperature)
+            return logprobs_C, entropies_C if entropy else None
         if not compiled:
-            return scores(logits_CV, targets_C, heat, entropy, entropy_grad)
-        for rows in (logits_CV, targets_C, heat):
+            return plain_logprobs(logits_CV, targets_C, temperature, entropy, entropy_grad)
+        for rows in (logits_CV, targets_C, temperature):
             if isinstance(rows, Tensor):
                 torch._dynamo.maybe_mark_dynamic(rows, 0)
-        return _compiled()(logits_CV, targets_C, heat, entropy, entropy_grad)
+        return _compiled()(logits_CV, targets_C, temperature, entropy, entropy_grad)
 
     if chunk_logits is None:
         chunk_logits = CPU_CHUNK_LOGITS if hidden_KH.device.type == "cpu" else CHUNK_LOGITS
     rows = max(1, chunk_logits // vocab)
     if len(targets_K) <= rows:
-        return score(hidden_KH, targets_K, temperature)
+        return chunk_logprobs(hidden_KH, targets_K, temperature)
 
-    logps: list[Tensor] = []
+    logprobs: list[Tensor] = []
     entropies: list[Tensor] = []
     parts = hidden_KH.split(rows), targets_K.split(rows)
     each = isinstance(temperature, Tensor)
-    heats = temperature.split(rows) if each else [temperature] * len(parts[0])
-    for chunk in zip(*parts, heats, strict=True):
+    temperatures = temperature.split(rows) if each else [temperature] * len(parts[0])
+    for chunk in zip(*parts, temperatures, strict=True):
         if torch.is_grad_enabled():
-            logps_C, entropies_C = checkpoint(
-                score, *chunk, use_reentrant=False, preserve_rng_state=False
+            logprobs_C, entropies_C = checkpoint(
+                chunk_logprobs, *chunk, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            logps_C, entropies_C = score(*chunk)
-        logps.append(logps_C)
+            logprobs_C, entropies_C = chunk_logprobs(*chunk)
+        logprobs.append(logprobs_C)
         if entropies_C is not None:
             entropies.append(entropies_C)
-    return torch.cat(logps), torch.cat(entropies) if entropy else None
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
 
-def scores(
+def plain_logprobs(
     logits_CV: Tensor,
     targets_C: Tensor,
     temperature: float | Tensor,
@@ -95,15 +95,15 @@ def scores(
         logits_CV = logits_CV / temperature[:, None].to(logits_CV.dtype)
     elif temperature != 1:
         logits_CV = logits_CV / temperature
-    all_logps_CV = logits_CV.log_softmax(-1)
-    logps_C = all_logps_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
+    all_logprobs_CV = logits_CV.log_softmax(-1)
+    logprobs_C = all_logprobs_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1)
     if not entropy:
-        return logps_C, None
+        return logprobs_C, None
     if not entropy_grad:
-        all_logps_CV = all_logps_CV.detach()
-    return logps_C, -(all_logps_CV.exp() * all_logps_CV).sum(-1)
+        all_logprobs_CV = all_logprobs_CV.detach()
+    return logprobs_C, -(all_logprobs_CV.exp() * all_logprobs_CV).sum(-1)
 
 
 @cache
 def _compiled() -> Callable[..., tuple[Tensor, Tensor | None]]:
-    return torch.compile(scores)
+    return torch.compile(plain_logprobs)

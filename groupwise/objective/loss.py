@@ -31,17 +31,17 @@ class Tokens:
     Log-probs are of the token that was sampled, under logits / temperature.
     """
 
-    logps_BT: Tensor
+    logprobs_BT: Tensor
     """Under the policy that learns; the gradient flows through these (and entropies)."""
     mask_BT: Tensor
     """bool: tokens that the policy sampled and that count."""
     advantages_BT: Tensor
     """(B, 1), or (B, T) for credit by token."""
-    old_logps_BT: Tensor | None = None
+    old_logprobs_BT: Tensor | None = None
     """Under the policy before the step's first update. None: this is the first, so the same."""
-    sampler_logps_BT: Tensor | None = None
+    sampler_logprobs_BT: Tensor | None = None
     """What the engine that sampled reported."""
-    ref_logps_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
     """Under the reference, for KL."""
     entropies_BT: Tensor | None = None
     """Of the policy's whole distribution at each token."""
@@ -89,18 +89,20 @@ def policy_loss(
 def token_losses(tokens: Tokens, objective: Objective) -> TokenLosses:
     """What each token adds before aggregation: the surrogate, its corrections, and KL."""
     mask_BT = tokens.mask_BT
-    logps_BT = tokens.logps_BT.masked_fill(~mask_BT, 0.0)
-    old_logps_BT = logps_BT.detach() if tokens.old_logps_BT is None else tokens.old_logps_BT
+    logprobs_BT = tokens.logprobs_BT.masked_fill(~mask_BT, 0.0)
+    old_logprobs_BT = (
+        logprobs_BT.detach() if tokens.old_logprobs_BT is None else tokens.old_logprobs_BT
+    )
     metrics: Metrics = {}
 
     # How far has the policy moved since it was sampled? On-policy the ratio is 1, with a gradient.
-    log_ratio_BT = log_ratios(logps_BT, old_logps_BT, mask_BT)
+    log_ratio_BT = log_ratios(logprobs_BT, old_logprobs_BT, mask_BT)
     ratio = importance_ratio(log_ratio_BT, mask_BT, objective.ratio)
     metrics |= _ratio_metrics(ratio, tokens, objective)
 
     # Make answers that beat their group more likely, the others less, within a trusted distance.
-    rho = _mismatch(tokens, old_logps_BT, objective, metrics)
-    terms = Terms(logps_BT, log_ratio_BT, ratio, tokens.advantages_BT, mask_BT, rho)
+    rho = _mismatch(tokens, old_logprobs_BT, objective, metrics)
+    terms = Terms(logprobs_BT, log_ratio_BT, ratio, tokens.advantages_BT, mask_BT, rho)
     loss_BT = SURROGATES[objective.surrogate](terms, objective)
 
     # Weigh or drop what the present policy would not have sampled, or what it was sure of anyway.
@@ -108,41 +110,41 @@ def token_losses(tokens: Tokens, objective: Objective) -> TokenLosses:
         loss_BT = loss_BT * rho
     if objective.off_policy_limit is not None:
         loss_BT = loss_BT * _still_on_policy(
-            tokens, old_logps_BT, objective.off_policy_limit, metrics
+            tokens, old_logprobs_BT, objective.off_policy_limit, metrics
         )
     if tokens.keep_BT is not None:
         loss_BT = loss_BT * tokens.keep_BT
 
     # Stay near the reference.
     kl_BT = None
-    if tokens.ref_logps_BT is not None:
-        ref_logps_BT = tokens.ref_logps_BT.masked_fill(~mask_BT, 0.0)
-        kl_BT = KL_ESTIMATORS[objective.kl_estimator](logps_BT, ref_logps_BT)
+    if tokens.ref_logprobs_BT is not None:
+        ref_logprobs_BT = tokens.ref_logprobs_BT.masked_fill(~mask_BT, 0.0)
+        kl_BT = KL_ESTIMATORS[objective.kl_estimator](logprobs_BT, ref_logprobs_BT)
         metrics["kl"] = _mean(kl_BT, mask_BT)
         if objective.kl_in == "loss":
             weight = objective.kl_weight * ratio if objective.kl_unbiased else objective.kl_weight
             loss_BT = loss_BT + weight * kl_BT
     else:
-        assert objective.kl_weight == 0 or objective.kl_in == "reward", "KL needs ref_logps_BT"
+        assert objective.kl_weight == 0 or objective.kl_in == "reward", "KL needs ref_logprobs_BT"
 
     return TokenLosses(loss_BT, ratio, kl_BT, metrics)
 
 
 def _mismatch(
-    tokens: Tokens, old_logps_BT: Tensor, objective: Objective, metrics: Metrics
+    tokens: Tokens, old_logprobs_BT: Tensor, objective: Objective, metrics: Metrics
 ) -> Tensor | None:
     """rho where the objective wants it; and how far sampler and trainer are apart, as metrics."""
-    sampler_BT, mask_BT = tokens.sampler_logps_BT, tokens.mask_BT
+    sampler_BT, mask_BT = tokens.sampler_logprobs_BT, tokens.mask_BT
     if sampler_BT is None:
-        assert objective.mismatch == "none", "mismatch correction needs sampler_logps_BT"
+        assert objective.mismatch == "none", "mismatch correction needs sampler_logprobs_BT"
         return None
     known_BT = mask_BT & ~sampler_BT.isnan()
-    gap_BT = (old_logps_BT - sampler_BT).detach().abs().masked_fill(~known_BT, 0.0)
+    gap_BT = (old_logprobs_BT - sampler_BT).detach().abs().masked_fill(~known_BT, 0.0)
     metrics["sampler_gap"] = _mean(gap_BT, known_BT)
     if objective.mismatch == "none":
         return None
     rho = mismatch_ratio(
-        old_logps_BT,
+        old_logprobs_BT,
         sampler_BT,
         mask_BT,
         level=objective.mismatch,
@@ -155,11 +157,13 @@ def _mismatch(
 
 
 def _still_on_policy(
-    tokens: Tokens, old_logps_BT: Tensor, limit: float, metrics: Metrics
+    tokens: Tokens, old_logprobs_BT: Tensor, limit: float, metrics: Metrics
 ) -> Tensor:
-    sampler_BT = old_logps_BT if tokens.sampler_logps_BT is None else tokens.sampler_logps_BT
+    sampler_BT = (
+        old_logprobs_BT if tokens.sampler_logprobs_BT is None else tokens.sampler_logprobs_BT
+    )
     keep = on_policy_answers(
-        tokens.logps_BT, sampler_BT, tokens.mask_BT, tokens.advantages_BT, limit
+        tokens.logprobs_BT, sampler_BT, tokens.mask_BT, tokens.advantages_BT, limit
     )
     metrics["off_policy"] = _mean(~keep, tokens.mask_BT)
     return keep

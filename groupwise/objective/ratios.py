@@ -13,9 +13,9 @@ from groupwise.objective.aggregate import answer_mean
 LOG_RATIO_LIMIT = 20.0
 
 
-def log_ratios(logps_BT: Tensor, old_logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def log_ratios(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """log pi - log pi_old for each token; 0 where the mask is off, whatever is stored there."""
-    difference_BT = (logps_BT - old_logps_BT).masked_fill(~mask_BT, 0.0)
+    difference_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~mask_BT, 0.0)
     return difference_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 

@@ -15,35 +15,37 @@ from torch.autograd.function import once_differentiable
 CACHED = 2**19
 """Logits that are worked on at once on a CPU: 2 MB in float32."""
 
-Heat = float | Tensor
+Temperature = float | Tensor
 """One temperature for all rows, or one for each of them."""
 
 
-def scores_by_rows(logits_CV: Tensor, targets_C: Tensor, heat: Heat) -> tuple[Tensor, Tensor]:
+def logprobs_by_rows(
+    logits_CV: Tensor, targets_C: Tensor, temperature: Temperature
+) -> tuple[Tensor, Tensor]:
     """(C) log-probs at the targets, and (C) entropies, which have no gradient."""
-    return _RowScores.apply(logits_CV, targets_C, heat)  # pyright: ignore[reportReturnType]
+    return _RowLogprobs.apply(logits_CV, targets_C, temperature)  # pyright: ignore[reportReturnType]
 
 
-class _RowScores(torch.autograd.Function):
+class _RowLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_CV: Tensor, targets_C: Tensor, heat: Heat
+        ctx: Any, logits_CV: Tensor, targets_C: Tensor, temperature: Temperature
     ) -> tuple[Tensor, Tensor]:
         kind = torch.promote_types(logits_CV.dtype, torch.float32)
-        logps_C = logits_CV.new_empty(len(targets_C), dtype=kind)
-        entropies_C, log_sums_C = torch.empty_like(logps_C), torch.empty_like(logps_C)
-        for part, x in _parts(logits_CV, heat):
+        logprobs_C = logits_CV.new_empty(len(targets_C), dtype=kind)
+        entropies_C, log_sums_C = torch.empty_like(logprobs_C), torch.empty_like(logprobs_C)
+        for part, x in _parts(logits_CV, temperature):
             top = x.amax(-1, keepdim=True)
             x = x - top
             weights = x.exp()
             total = weights.sum(-1)
-            logps_C[part] = x.gather(-1, targets_C[part, None]).squeeze(-1) - total.log()
+            logprobs_C[part] = x.gather(-1, targets_C[part, None]).squeeze(-1) - total.log()
             entropies_C[part] = total.log() - weights.mul_(x).sum(-1) / total
             log_sums_C[part] = top.squeeze(-1) + total.log()
         ctx.save_for_backward(logits_CV, targets_C, log_sums_C)
-        ctx.heat = heat
+        ctx.temperature = temperature
         ctx.mark_non_differentiable(entropies_C)
-        return logps_C, entropies_C
+        return logprobs_C, entropies_C
 
     @staticmethod
     @once_differentiable
@@ -51,9 +53,9 @@ class _RowScores(torch.autograd.Function):
         ctx: Any, grad_C: Tensor, _: Tensor
     ) -> tuple[Tensor, None, None]:
         logits_CV, targets_C, log_sums_C = ctx.saved_tensors
-        given = grad_C / ctx.heat
+        given = grad_C / ctx.temperature
         result = torch.empty_like(logits_CV)
-        for part, x in _parts(logits_CV, ctx.heat):
+        for part, x in _parts(logits_CV, ctx.temperature):
             slope = (x - log_sums_C[part, None]).exp_().mul_(-given[part, None])
             slope.scatter_add_(-1, targets_C[part, None], given[part, None].to(slope.dtype))
             result[part] = slope
@@ -67,13 +69,13 @@ def row_parts(logits_CV: Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, count, rows)]
 
 
-def _parts(logits_CV: Tensor, heat: Heat) -> Iterator[tuple[slice, Tensor]]:
+def _parts(logits_CV: Tensor, temperature: Temperature) -> Iterator[tuple[slice, Tensor]]:
     """Parts of the rows, at least in float32, divided by their temperature."""
     for part in row_parts(logits_CV):
         x = logits_CV[part]
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if isinstance(heat, Tensor):
-            x = x / heat[part, None].to(x.dtype)
-        elif heat != 1:
-            x = x / heat
+        if isinstance(temperature, Tensor):
+            x = x / temperature[part, None].to(x.dtype)
+        elif temperature != 1:
+            x = x / temperature
         yield part, x

@@ -21,7 +21,7 @@ from groupwise.objective.ratios import LOG_RATIO_LIMIT
 class Terms:
     """What a surrogate may use. A shape without letters is (B, T), or (B, 1): one per answer."""
 
-    logps_BT: Tensor
+    logprobs_BT: Tensor
     log_ratio_BT: Tensor
     ratio: Tensor
     advantages: Tensor
@@ -42,13 +42,13 @@ def clip(x: Terms, o: Objective) -> Tensor:
 
 def reinforce(x: Terms, o: Objective) -> Tensor:
     """-A log pi: the policy gradient itself, blind to how far the policy has moved."""
-    return -x.advantages * x.logps_BT
+    return -x.advantages * x.logprobs_BT
 
 
 def cispo(x: Terms, o: Objective) -> Tensor:
     """-stop_grad(min(r, max)) A log pi: a far token's weight is bounded, it is never dropped."""
     weight = x.ratio.detach().clamp(max=o.cispo_max)
-    return -weight * x.advantages * x.logps_BT
+    return -weight * x.advantages * x.logprobs_BT
 
 
 def sapo(x: Terms, o: Objective) -> Tensor:
@@ -74,7 +74,7 @@ def vespo(x: Terms, o: Objective) -> Tensor:
         for up, down in zip(o.vespo_positive, o.vespo_negative, strict=True)
     )
     phi = (lam + k * log_w_B1 - lam * log_w_B1.exp()).exp()
-    return -phi * x.advantages * x.logps_BT
+    return -phi * x.advantages * x.logprobs_BT
 
 
 def gmpo(x: Terms, o: Objective) -> Tensor:

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from groupwise.batch import Rows, microbatches, to_device
-from groupwise.objective.logprobs import token_logps
+from groupwise.objective.logprobs import token_logprobs
 from groupwise.policy.attention import Unservable, why_fixed
 from groupwise.policy.load import Policy
 from groupwise.policy.pieces import attending_rows
 from groupwise.types import Completion, Group, Problem
 
 
-def answer_logps(
+def answer_logprobs(
     policy: Policy,
     rows: Rows,
     temperature: float,
@@ -23,10 +23,10 @@ def answer_logps(
 
     Answers that were drawn at temperatures of their own are scored at those.
     """
-    return policy.run(lambda: _answer_logps(policy, rows, temperature, entropy_grad, compiled))
+    return policy.run(lambda: _answer_logprobs(policy, rows, temperature, entropy_grad, compiled))
 
 
-def _answer_logps(
+def _answer_logprobs(
     policy: Policy, rows: Rows, temperature: float, entropy_grad: bool, compiled: bool
 ) -> tuple[Tensor, Tensor]:
     with attending_rows(policy.model, rows):
@@ -35,7 +35,7 @@ def _answer_logps(
             attention_mask=rows.real_RS if rows.groups is None else None,
             position_ids=rows.positions_RS,
         )
-    logps, entropies = token_logps(
+    logprobs, entropies = token_logprobs(
         hidden.flatten(0, 1)[rows.source_K],
         policy.head,
         rows.target_K,
@@ -46,7 +46,7 @@ def _answer_logps(
         compiled=compiled and hidden.is_cuda,  # on a CPU rows of logits stay in its cache
     )
     assert entropies is not None
-    return rows.scatter(logps), rows.scatter(entropies)
+    return rows.scatter(logprobs), rows.scatter(entropies)
 
 
 def shared_prefix_problem(policy: Policy) -> str | None:
@@ -72,6 +72,6 @@ def _probe(policy: Policy, layout: str) -> Tensor:
     completions = tuple(Completion(tuple(a), (0.0,) * len(a), "eos") for a in answers)
     group = Group(Problem("probe", ""), tuple(tokens[:3]), completions)
     (micro,) = microbatches([group], layout=layout, budget=10_000, pad_id=policy.pad_id)
-    logps, _ = answer_logps(policy, to_device(micro, policy.device).rows, 1.0)
+    logprobs, _ = answer_logprobs(policy, to_device(micro, policy.device).rows, 1.0)
     order = sorted(range(len(micro.members)), key=lambda line: micro.members[line])
-    return logps[order]
+    return logprobs[order]

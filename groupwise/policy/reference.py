@@ -70,7 +70,7 @@ class Reference:
         scored = score_groups(
             self.policy, groups, temperature, tokens_at_once, compiled=self.compiled
         )
-        return {place: logps for place, (logps, _) in scored.items()}
+        return {place: logprobs for place, (logprobs, _) in scored.items()}
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:

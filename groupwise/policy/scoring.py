@@ -10,7 +10,7 @@ import torch
 
 from groupwise.batch import Microbatch, blank, microbatches, to_device
 from groupwise.policy.compiled import compiled_layers
-from groupwise.policy.forward import answer_logps
+from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy
 from groupwise.types import Group
 
@@ -39,13 +39,13 @@ def score_groups(
     for piece in with_blanks(policy, list(pieces)):
         rows = to_device(piece, policy.device).rows
         with compiled_layers(policy.model, compiled):
-            logps, entropies = answer_logps(policy, rows, temperature, compiled=compiled)
+            logprobs, entropies = answer_logprobs(policy, rows, temperature, compiled=compiled)
         if not piece.members:
             continue
-        lines = zip(piece.members, logps.tolist(), entropies.tolist(), strict=True)
-        for (group, answer), logp, entropy in lines:
+        lines = zip(piece.members, logprobs.tolist(), entropies.tolist(), strict=True)
+        for (group, answer), logprob, entropy in lines:
             length = len(groups[group].completions[answer].tokens)
-            scored[group, answer] = (logp[:length], entropy[:length])
+            scored[group, answer] = (logprob[:length], entropy[:length])
     return scored
 
 

@@ -19,14 +19,16 @@ def draw(
         found = [
             draw(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p]) for p in parts
         ]
-        return torch.cat([tokens for tokens, _ in found]), torch.cat([logps for _, logps in found])
+        return torch.cat([tokens for tokens, _ in found]), torch.cat(
+            [logprobs for _, logprobs in found]
+        )
     scores = shape(logits_BV, sampling, seen_BL)
-    logps = scores.log_softmax(-1)
+    logprobs = scores.log_softmax(-1)
     noisy = scores
     if sampling.temperature > 0:
         noisy = scores + gumbel(keys_B2, positions_B, scores.shape[-1])
     tokens = noisy.argmax(-1)
-    return tokens, logps.gather(-1, tokens[:, None]).squeeze(-1)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
 def shape(logits_BV: Tensor, sampling: Sampling, seen_BL: Tensor) -> Tensor:

@@ -67,10 +67,10 @@ class TransformersEngine:
         )
         model.train(was_training)
         drawn = output[:, width:].tolist()
-        logps = torch.stack(sampler.logps, dim=1).tolist()
-        return [self._cut(row, lps, stops) for row, lps in zip(drawn, logps, strict=True)]
+        logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        return [self._cut(row, lps, stops) for row, lps in zip(drawn, logprobs, strict=True)]
 
-    def _cut(self, tokens: list[int], logps: list[float], stops: StopStrings) -> Completion:
+    def _cut(self, tokens: list[int], logprobs: list[float], stops: StopStrings) -> Completion:
         """The row up to where it ended; `generate` pads finished rows to the longest."""
         length, stop = len(tokens), "length"
         for index, token in enumerate(tokens):
@@ -81,7 +81,9 @@ class TransformersEngine:
         if at is not None and (stop != "eos" or at < length):
             length, stop = at, "stop"
         reason: StopReason = stop
-        return Completion(tuple(tokens[:length]), tuple(logps[:length]), reason, "", self.version)
+        return Completion(
+            tuple(tokens[:length]), tuple(logprobs[:length]), reason, "", self.version
+        )
 
 
 class KeyedSampler(LogitsProcessor):
@@ -93,13 +95,13 @@ class KeyedSampler(LogitsProcessor):
         self.keys_B2 = key_tensor(keys, device)
         self.prompt_width = prompt_width
         self.sampling = sampling
-        self.logps: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         position = input_ids.shape[1] - self.prompt_width
         positions = torch.full((len(input_ids),), position, device=scores.device)
-        tokens, logps = draw(scores, self.keys_B2, positions, self.sampling, input_ids)
-        self.logps.append(logps)
+        tokens, logprobs = draw(scores, self.keys_B2, positions, self.sampling, input_ids)
+        self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
 
 

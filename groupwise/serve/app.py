@@ -1,6 +1,6 @@
 """The endpoints of a reference server.
 
-POST /logps    a question in, log-probs out (wire.py)
+POST /logprobs    a question in, log-probs out (wire.py)
 GET /model     who the model is and what the server takes, as JSON
 GET /metrics   Prometheus text
 GET /health    200 while the model's thread is well; the only one that asks for no token
@@ -21,7 +21,7 @@ from groupwise.serve.worker import Worker
 def build_app(worker: Worker, limits: Limits, identity: Identity, token: str) -> Starlette:
     """build_app(worker, limits, identify(policy), "s3cret"); closes the worker when it stops."""
 
-    async def logps(request: Request) -> Response:
+    async def logprobs(request: Request) -> Response:
         body = await read_body(request, limits.body)
         try:
             question = await asyncio.to_thread(decode_question, body, limits)
@@ -34,5 +34,5 @@ def build_app(worker: Worker, limits: Limits, identity: Identity, token: str) ->
     async def model(request: Request) -> Response:
         return JSONResponse({**to_json(identity), "tokens": limits.tokens, "name": identity.name})
 
-    endpoints = [("POST", "/logps", logps), ("GET", "/model", model)]
+    endpoints = [("POST", "/logprobs", logprobs), ("GET", "/model", model)]
     return guarded_app("reference", worker.thread, token, endpoints)

@@ -41,7 +41,7 @@ def guarded_app(
     token: str,
     endpoints: Sequence[tuple[str, str, Answering]],
 ) -> Starlette:
-    """("POST", "/logps", logps) ... with /metrics and /health; closes the thread when it stops."""
+    """("POST", "/logprobs", logprobs) ... with /metrics and /health; closes the thread too."""
 
     async def metrics(request: Request) -> Response:
         text = metrics_text(name, thread)

@@ -105,8 +105,8 @@ def _probe(policy: Policy) -> tuple[float, ...]:
     tokens = probe_tokens(policy.vocab)
     answer = Completion(tokens[1:], (0.0,) * PROBE_TOKENS, "eos")
     group = Group(Problem("probe", ""), tokens[:1], (answer,))
-    logps, _ = score_groups(policy, [group], 1.0, PROBE_TOKENS + 1, layout="padded")[0, 0]
-    return tuple(logps)
+    logprobs, _ = score_groups(policy, [group], 1.0, PROBE_TOKENS + 1, layout="padded")[0, 0]
+    return tuple(logprobs)
 
 
 def _dtype(policy: Policy) -> str:

@@ -60,12 +60,12 @@ class ServerReference:
             )
         cut = self._cut(groups, temperature, min(tokens_at_once, most))
         found = self.servers.spread(
-            cut, lambda server, offer, piece: server.logps(piece[0], offer.model.name)
+            cut, lambda server, offer, piece: server.logprobs(piece[0], offer.model.name)
         )
         return {
-            place: logps
+            place: logprobs
             for (_, places), answers in zip(cut, found, strict=True)
-            for place, logps in zip(places, answers.values(), strict=True)
+            for place, logprobs in zip(places, answers.values(), strict=True)
         }
 
     def refresh(self, policy: Policy, step: int) -> None:

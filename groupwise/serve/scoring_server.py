@@ -41,13 +41,13 @@ class Server(Address):
                 f"({error}); start it with `groupwise serve reference MODEL`"
             ) from error
 
-    def logps(self, question: Question, model: str) -> Logps:
+    def logprobs(self, question: Question, model: str) -> Logps:
         """Log-probs by (group, answer), from the model of this name and no other."""
-        reply = self.ask("POST", "/logps", encode_question(question), longest_answer(question))
+        reply = self.ask("POST", "/logprobs", encode_question(question), longest_answer(question))
         try:
-            logps, name = decode_answer(reply, question)
+            logprobs, name = decode_answer(reply, question)
         except BadBody as error:
             raise Gone(str(error)) from error
         if name != model:
             raise Gone("it was started again with another model")
-        return logps
+        return logprobs

@@ -7,8 +7,8 @@ A question holds whole groups rather than rows, so a prompt travels once and is 
     answers       int32, how many answers each group has
     temperatures  float32, of each answer; only where they were drawn at their own
 
-with `temperature`, `layout` and `exact` as text in the header. The answer is `logps`, float32, one
-for each token of the answers, in order. What arrives is checked before it is used: names, types,
+with `temperature`, `layout` and `exact` as text in the header. The answer is `logprobs`, float32,
+one for each token of the answers, in order. What arrives is checked before it is used: names, types,
 shapes, lengths that add up, tokens inside the vocabulary, sizes inside the limits.
 """
 
@@ -129,21 +129,21 @@ def decode_question(body: bytes, limits: Limits) -> Question:
 
 
 def encode_answer(question: Question, scored: Scored, model: str) -> bytes:
-    logps = [logp for place in _places(question.groups) for logp in scored[place][0]]
-    return save({"logps": torch.tensor(logps, dtype=torch.float32)}, {"model": model})
+    logprobs = [logprob for place in _places(question.groups) for logprob in scored[place][0]]
+    return save({"logprobs": torch.tensor(logprobs, dtype=torch.float32)}, {"model": model})
 
 
 def decode_answer(body: bytes, question: Question) -> tuple[Logps, str]:
     """Log-probs by (group, answer), and which model gave them; raises BadBody for anything else."""
     tensors, header = decode_tensors(body)
-    groups, logps = question.groups, tensors.get("logps")
+    groups, logprobs = question.groups, tensors.get("logprobs")
     places = {(g, a): len(groups[g].completions[a].tokens) for g, a in _places(groups)}
     expected = sum(places.values())
-    if logps is None or logps.dtype != torch.float32 or logps.shape != (expected,):
+    if logprobs is None or logprobs.dtype != torch.float32 or logprobs.shape != (expected,):
         raise BadBody(f"the reply is not {expected} log-probs")
-    if not torch.isfinite(logps).all():
+    if not torch.isfinite(logprobs).all():
         raise BadBody("the reply holds log-probs that are not finite")
-    parts = zip(places, logps.split(list(places.values())), strict=True)
+    parts = zip(places, logprobs.split(list(places.values())), strict=True)
     return {place: part.tolist() for place, part in parts}, header.get("model", "")
 
 
@@ -203,8 +203,8 @@ def _groups(
         completions = []
         for _ in range(count):
             own = take()
-            heat = next(temperatures)
-            completions.append(Completion(own, (0.0,) * len(own), "eos", temperature=heat))
+            temperature = next(temperatures)
+            completions.append(Completion(own, (0.0,) * len(own), "eos", temperature=temperature))
         groups.append(Group(Problem("", ""), prompt, tuple(completions)))
     return tuple(groups)
 

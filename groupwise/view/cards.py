@@ -72,10 +72,10 @@ def measure_names(answer: StoredAnswer) -> list[str]:
     """What an answer's tokens can be coloured by: only what the run stored."""
     length = len(answer.tokens)
     stored = {
-        "logp": (answer.logps,),
+        "logprob": (answer.logprobs,),
         "entropy": (answer.old_entropies,),
-        "ratio": (answer.old_logps, answer.logps),
-        "kl": (answer.ref_logps, answer.old_logps or answer.logps),
+        "ratio": (answer.old_logprobs, answer.logprobs),
+        "kl": (answer.ref_logprobs, answer.old_logprobs or answer.logprobs),
     }
     return [
         name
@@ -87,9 +87,9 @@ def measure_names(answer: StoredAnswer) -> list[str]:
 def _measures(answer: StoredAnswer, first: int, stop: int) -> dict[str, list[float | None]]:
     """The ratio is that of the policy before its update to the sampler; KL is the k3 estimate."""
     page = slice(first, stop)
-    drawn, old, ref = answer.logps[page], answer.old_logps[page], answer.ref_logps[page]
+    drawn, old, ref = answer.logprobs[page], answer.old_logprobs[page], answer.ref_logprobs[page]
     found: dict[str, list[float | None]] = {
-        "logp": list(drawn),
+        "logprob": list(drawn),
         "entropy": list(answer.old_entropies[page]),
         "ratio": _pairwise(old, drawn, lambda ours, theirs: _exp(ours - theirs)),
         "kl": _pairwise(ref, old or drawn, lambda ref, own: _exp(ref - own) - (ref - own) - 1),

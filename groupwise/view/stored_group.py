@@ -25,10 +25,10 @@ class StoredAnswer:
     text: str
     stop: str
     tokens: tuple[int, ...]
-    logps: tuple[float | None, ...]
-    old_logps: tuple[float | None, ...]
+    logprobs: tuple[float | None, ...]
+    old_logprobs: tuple[float | None, ...]
     old_entropies: tuple[float | None, ...]
-    ref_logps: tuple[float | None, ...]
+    ref_logprobs: tuple[float | None, ...]
     reward: float | None
     advantage: float | None
     """The mean, where credit was given by token."""
@@ -100,10 +100,10 @@ def _answer(
         text=_text(data.get("text")),
         stop=_text(data.get("stop")),
         tokens=tuple(t if isinstance(t, int) else -1 for t in _list(data.get("tokens"))),
-        logps=_numbers(data.get("logps")),
-        old_logps=_numbers(data.get("old_logps")),
+        logprobs=_numbers(data.get("logprobs")),
+        old_logprobs=_numbers(data.get("old_logprobs")),
         old_entropies=_numbers(data.get("old_entropies")),
-        ref_logps=_numbers(data.get("ref_logps")),
+        ref_logprobs=_numbers(data.get("ref_logprobs")),
         reward=reward,
         advantage=_mean(_numbers(advantage)) if isinstance(advantage, list) else finite(advantage),
         scores={name: _at(values, index) for name, values in scores.items()},

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from groupwise.plan import shape_of
+from groupwise.check.plan import shape_of
 
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 

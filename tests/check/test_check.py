@@ -114,7 +114,7 @@ def test_a_trial_is_the_first_step_in_small(tmp_path: pathlib.Path) -> None:
         found = make_trial(parts)
     assert len(found.groups) == 8 and len(found.formatted) == 32
     assert found.config.batch.prompts == 20 and found.turn_end is None and found.templated
-    assert found.seconds.keys() >= {"generate", "reward", "logps", "update"}
+    assert found.seconds.keys() >= {"generate", "reward", "logprobs", "update"}
     assert found.right is not None and 0 < sum(found.right) < 32
     assert found.sampler_gap is not None and found.sampler_gap < 1e-3
     weights = 1_060_000 * 4 / 1e9  # bytes of the embedded model, and of its reference

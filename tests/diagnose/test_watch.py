@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from groupwise.diagnose import SYMPTOMS, Change, Watch, diagnose
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_lines, read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import small_config
 from synthetic_runs import healthy_run
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import pytest
 
 from groupwise.recipe import load_recipe
-from groupwise.train.api import train
-from groupwise.train.checkpoint import newest_checkpoint
+from groupwise.training.api import train
+from groupwise.training.checkpoint import newest_checkpoint
 from ranks import free_port, largest_gap, variables
 from runs import SMALL, timeless_metrics
 

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from groupwise.train.api import train
+from groupwise.training.api import train
 from ranks import largest_gap, train_in_ranks
 from runs import small_config, timeless_metrics
 

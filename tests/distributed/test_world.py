@@ -20,10 +20,10 @@ from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
 from groupwise.policy.scoring import with_blanks
 from groupwise.rollout.collect import share_groups
-from groupwise.train.memory_fit import TokenBudget
-from groupwise.train.parallel import check_ranks, kind_for
-from groupwise.train.signals import StopRequest
-from groupwise.train.step import accumulate, own_share
+from groupwise.training.memory_fit import TokenBudget
+from groupwise.training.parallel import check_ranks, kind_for
+from groupwise.training.signals import StopRequest
+from groupwise.training.step import accumulate, own_share
 from groupwise.types import Problem
 from runs import small_config
 from small_models import random_groups, random_policy

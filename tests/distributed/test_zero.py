@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from groupwise.errors import ConfigError
-from groupwise.train.api import train
-from groupwise.train.zero import FiniteAdamW, deepspeed_config, make_zero
+from groupwise.training.api import train
+from groupwise.training.zero import FiniteAdamW, deepspeed_config, make_zero
 from ranks import largest_gap, train_in_ranks
 from runs import small_config, timeless_metrics
 from small_models import random_policy

@@ -9,7 +9,7 @@ import pytest
 from groupwise.recipe import parse
 from groupwise.tasks.base import Task
 from groupwise.tracking.run import read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from groupwise.types import Problem
 
 PATH = pathlib.Path(__file__).parents[2] / "examples" / "grpo_in_one_file.py"

@@ -19,7 +19,7 @@ from groupwise.explain.replay import print_replay, replay_step
 from groupwise.explain.step import recipe_step, run_step
 from groupwise.explain.terminal import print_step
 from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import STATEFUL, small_config
 
 QUICK = ("eval.problems=1", "eval.k=1", "checkpoint.keep=9", "batch.prompts=6")

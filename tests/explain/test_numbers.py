@@ -9,7 +9,7 @@ from groupwise.config import Config
 from groupwise.explain.numbers import Moment, token_numbers
 from groupwise.objective.presets import PRESETS
 from groupwise.recipe import parse
-from groupwise.train.step import Scored, step_denominator
+from groupwise.training.step import Scored, step_denominator
 from groupwise.types import Completion, Group
 from small_models import random_groups
 
@@ -25,19 +25,19 @@ def moment(*settings: str, moved: float = 0.3) -> tuple[Moment, Config]:
         return [value + rng.uniform(-by, by) for value in values]
 
     def known(c: Completion) -> Completion:
-        return replace(c, old_logps=c.logps, ref_logps=tuple(near(c.logps, 0.4)))
+        return replace(c, old_logprobs=c.logprobs, ref_logprobs=tuple(near(c.logprobs, 0.4)))
 
     groups = [
         replace(group, completions=tuple(known(c) for c in group.completions))
         for group in random_groups(4, 5, seed=3)
     ]
     config = parse({"rollout": {"max_completion_tokens": 12}}, [s for s in settings if s])
-    return Moment(groups, scored(groups, lambda c: near(c.logps, moved))), config
+    return Moment(groups, scored(groups, lambda c: near(c.logprobs, moved))), config
 
 
-def scored(groups: list[Group], logps) -> Scored:
+def scored(groups: list[Group], logprobs) -> Scored:
     return {
-        (g, a): (logps(c), [0.5] * len(c.tokens))
+        (g, a): (logprobs(c), [0.5] * len(c.tokens))
         for g, group in enumerate(groups)
         for a, c in enumerate(group.completions)
     }
@@ -65,10 +65,10 @@ def test_a_push_is_the_slope_of_the_loss(preset: str) -> None:
     over = step_denominator(seen.groups, config, None)
     before = token_numbers(seen, config.algorithm, over)
     place, at, nudge = (1, 2), 0, 1e-2
-    logps, entropies = seen.scored[place]
+    logprobs, entropies = seen.scored[place]
     results = []
     for sign in (1, -1):
-        moved = [logps[at] + sign * nudge if t == at else v for t, v in enumerate(logps)]
+        moved = [logprobs[at] + sign * nudge if t == at else v for t, v in enumerate(logprobs)]
         nudged = replace(seen, scored={**seen.scored, place: (moved, entropies)})
         results.append(token_numbers(nudged, config.algorithm, over).loss)
     slope = (results[0] - results[1]) / (2 * nudge)
@@ -87,7 +87,7 @@ def test_on_policy_a_push_is_minus_the_advantage_over_what_the_preset_divides_by
     preset: str, expected
 ) -> None:
     seen, config = moment(f"algorithm={preset}")
-    seen = replace(seen, scored=scored(list(seen.groups), lambda c: list(c.logps)))
+    seen = replace(seen, scored=scored(list(seen.groups), lambda c: list(c.logprobs)))
     over = step_denominator(seen.groups, config, None)
     numbers = token_numbers(seen, config.algorithm, over)
     for (g, a), tokens in numbers.answers.items():
@@ -103,7 +103,7 @@ def test_a_token_beyond_the_clip_range_is_marked_and_not_pushed() -> None:
     seen, config = moment()
     place = next((g, a) for g, a in seen.scored if seen.groups[g].advantages[a] > 0)
     completion = seen.groups[place[0]].completions[place[1]]
-    far = ([logp + 1.0 for logp in completion.logps], [0.5] * len(completion.tokens))
+    far = ([logprob + 1.0 for logprob in completion.logprobs], [0.5] * len(completion.tokens))
     seen = replace(seen, scored={**seen.scored, place: far})
     over = step_denominator(seen.groups, config, None)
     numbers = token_numbers(seen, config.algorithm, over)

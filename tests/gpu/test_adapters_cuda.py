@@ -13,8 +13,8 @@ from groupwise.load import make_engine
 from groupwise.policy.load import Policy, load_policy
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.train.optim import Optimizer
-from groupwise.train.step import annotate, update
+from groupwise.training.optim import Optimizer
+from groupwise.training.step import annotate, update
 from groupwise.types import Group, Request, Sampling
 from small_models import random_groups
 
@@ -65,7 +65,7 @@ def sampler_gap(policy: Policy, engine: NativeEngine) -> Tensor:
         for group, request, drawn in zip(random_groups(3), REQUESTS, answers, strict=True)
     ]
     gaps = [
-        torch.tensor(c.old_logps or ()) - torch.tensor(c.logps)
+        torch.tensor(c.old_logprobs or ()) - torch.tensor(c.logprobs)
         for group in annotate(groups, policy, None, parse({}, ["batch.epochs=2"]))
         for c in group.completions
     ]
@@ -157,7 +157,7 @@ def test_parked_activations_take_less_gpu_memory_and_give_the_same_weights() -> 
 @QUANTIZED
 def test_a_run_in_bf16_on_4_bits_trains_and_resumes(tmp_path: pathlib.Path) -> None:
     from groupwise.tracking.run import read_metrics
-    from groupwise.train.api import train
+    from groupwise.training.api import train
     from runs import small_config
 
     options = ("device=cuda", "adapter=lora", "quantization=nf4", "algorithm.kl_weight=0.01")

@@ -10,7 +10,7 @@ from groupwise.policy.load import Policy, make_policy
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
-from groupwise.train.step import accumulate
+from groupwise.training.step import accumulate
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, tokenizer
 
@@ -45,10 +45,10 @@ def test_bf16_log_probs_agree_with_the_trainers(compiled: bool) -> None:
     for request, answers in zip(REQUESTS, groups, strict=True):
         for answer in answers:
             tokens = torch.tensor([request.prompt_tokens + answer.tokens], device="cuda")
-            logps = policy.model(tokens).logits[0].float().log_softmax(-1)
+            logprobs = policy.model(tokens).logits[0].float().log_softmax(-1)
             start = len(request.prompt_tokens)
-            own = logps[start - 1 : -1].gather(-1, tokens[0, start:, None]).squeeze(-1)
-            gap = (own.cpu() - torch.tensor(answer.logps)).abs()
+            own = logprobs[start - 1 : -1].gather(-1, tokens[0, start:, None]).squeeze(-1)
+            gap = (own.cpu() - torch.tensor(answer.logprobs)).abs()
             assert gap.mean() < 0.05
 
 

@@ -16,7 +16,7 @@ from groupwise.objective.presets import Objective
 class Answer:
     """One answer's tokens. Lists are as long as the answer; None where the objective has no use."""
 
-    logps: list[Tensor]
+    logprobs: list[Tensor]
     advantages: list[float]
     old: list[float] | None = None
     sampler: list[float] | None = None
@@ -70,16 +70,16 @@ def gmpo_ratio(log_ratios: list[Tensor], advantages: list[float], o: Objective) 
     return torch.exp(mean(bounded))
 
 
-def surrogate(r: Tensor, A: float, logp: Tensor, o: Objective) -> Tensor:
+def surrogate(r: Tensor, A: float, logprob: Tensor, o: Objective) -> Tensor:
     if o.surrogate == "clip":
         free = r if o.clip_max is None or r <= o.clip_max else scalar(o.clip_max)
         low, high = 1 - o.clip_low, 1 + o.clip_high
         clipped = scalar(low) if r < low else scalar(high) if r > high else r
         return -(free * A if free * A < clipped * A else clipped * A)
     if o.surrogate == "reinforce":
-        return -A * logp
+        return -A * logprob
     if o.surrogate == "cispo":
-        return -min(r.item(), o.cispo_max) * A * logp
+        return -min(r.item(), o.cispo_max) * A * logprob
     assert o.surrogate == "sapo"
     tau = o.sapo_tau_positive if A > 0 else o.sapo_tau_negative
     return -(4 / tau) / (1 + torch.exp(-tau * (r - 1))) * A
@@ -87,23 +87,23 @@ def surrogate(r: Tensor, A: float, logp: Tensor, o: Objective) -> Tensor:
 
 def answer_losses(a: Answer, o: Objective) -> list[Tensor]:
     """The loss of each token of one answer."""
-    old = [p.item() for p in a.logps] if a.old is None else a.old
-    log_ratios = [p - q for p, q in zip(a.logps, old, strict=True)]
+    old = [p.item() for p in a.logprobs] if a.old is None else a.old
+    log_ratios = [p - q for p, q in zip(a.logprobs, old, strict=True)]
     ratios = [torch.exp(value) for value in log_ratios]
     if o.ratio == "sequence":
         ratios = [torch.exp(mean(log_ratios))] * len(ratios)
     rho = rhos(a, old, o)
     drawn_by = old if a.sampler is None else a.sampler
-    moved = sum(q - p.item() for p, q in zip(a.logps, drawn_by, strict=True)) / len(a.logps)
+    moved = sum(q - p.item() for p, q in zip(a.logprobs, drawn_by, strict=True)) / len(a.logprobs)
 
     losses = []
-    for t, (r, A, logp) in enumerate(zip(ratios, a.advantages, a.logps, strict=True)):
+    for t, (r, A, logprob) in enumerate(zip(ratios, a.advantages, a.logprobs, strict=True)):
         if o.surrogate == "vespo":
-            loss = -vespo_phi([v.item() for v in log_ratios], rho, A, o) * A * logp
+            loss = -vespo_phi([v.item() for v in log_ratios], rho, A, o) * A * logprob
         elif o.surrogate == "gmpo":
             loss = -gmpo_ratio(log_ratios, a.advantages, o) * A
         else:
-            loss = surrogate(r, A, logp, o)
+            loss = surrogate(r, A, logprob, o)
         if o.surrogate != "vespo":
             loss = loss * rho[t if len(rho) > 1 else 0]
         if o.off_policy_limit is not None and A < 0 and moved > o.off_policy_limit:
@@ -112,7 +112,7 @@ def answer_losses(a: Answer, o: Objective) -> list[Tensor]:
             loss = loss * 0.0
         if o.kl_weight > 0 and o.kl_in == "loss":
             assert a.ref is not None
-            d = a.ref[t] - logp
+            d = a.ref[t] - logprob
             kl = {"k1": -d, "k2": d * d / 2, "k3": torch.exp(d) - d - 1}[o.kl_estimator]
             loss = loss + o.kl_weight * kl * (r if o.kl_unbiased else 1.0)
         losses.append(loss)
@@ -123,7 +123,7 @@ def reference_loss(
     answers: list[Answer], o: Objective, max_tokens: int, entropy_weight: float
 ) -> Tensor:
     """The loss of a whole optimizer step, undivided."""
-    per_answer = [answer_losses(a, o) if a.logps else [] for a in answers]
+    per_answer = [answer_losses(a, o) if a.logprobs else [] for a in answers]
     tokens = sum(len(losses) for losses in per_answer)
     total = scalar(0.0)
     for losses in per_answer:

@@ -44,7 +44,7 @@ class Step:
             for name, value in vars(self.tokens).items()
             if value is not None and value.dtype != torch.bool
         }
-        for leaf in {"logps_BT", "entropies_BT"} & set(fields):
+        for leaf in {"logprobs_BT", "entropies_BT"} & set(fields):
             fields[leaf].requires_grad_()
         return replace(self.tokens, **fields)
 
@@ -58,14 +58,14 @@ class Step:
             def numbers(values: Tensor | None, b: int = b, at: list[int] = at) -> list | None:
                 return None if values is None else [values[b, t].item() for t in at]
 
-            spread = x.advantages_BT.expand_as(x.logps_BT)
+            spread = x.advantages_BT.expand_as(x.logprobs_BT)
             rows.append(
                 Answer(
-                    logps=[x.logps_BT[b, t] for t in at],
+                    logprobs=[x.logprobs_BT[b, t] for t in at],
                     advantages=numbers(spread) or [],
-                    old=numbers(x.old_logps_BT),
-                    sampler=numbers(x.sampler_logps_BT),
-                    ref=numbers(x.ref_logps_BT),
+                    old=numbers(x.old_logprobs_BT),
+                    sampler=numbers(x.sampler_logprobs_BT),
+                    ref=numbers(x.ref_logprobs_BT),
                     entropies=[] if x.entropies_BT is None else [x.entropies_BT[b, t] for t in at],
                     keep=numbers(x.keep_BT),
                 )
@@ -99,15 +99,15 @@ def random_step(seed: int, B: int = 6, T: int = 5, by_token: bool = False) -> St
     lengths_B[0], lengths_B[-1] = T, 0
     mask_BT = torch.arange(T) < lengths_B[:, None]
     mask_BT[0, 2] = False
-    logps_BT = -normal(1.0).abs() - 0.1
+    logprobs_BT = -normal(1.0).abs() - 0.1
     return Step(
         Tokens(
-            logps_BT=logps_BT.clone().requires_grad_(),
+            logprobs_BT=logprobs_BT.clone().requires_grad_(),
             mask_BT=mask_BT,
             advantages_BT=normal(1.0) if by_token else normal(1.0, B, 1),
-            old_logps_BT=logps_BT + normal(0.35),
-            sampler_logps_BT=logps_BT + normal(0.5),
-            ref_logps_BT=logps_BT + normal(0.4),
+            old_logprobs_BT=logprobs_BT + normal(0.35),
+            sampler_logprobs_BT=logprobs_BT + normal(0.5),
+            ref_logprobs_BT=logprobs_BT + normal(0.4),
             entropies_BT=normal(1.0).abs().requires_grad_(),
             keep_BT=torch.rand(B, T, generator=g) < 0.6,
         )
@@ -116,8 +116,8 @@ def random_step(seed: int, B: int = 6, T: int = 5, by_token: bool = False) -> St
 
 def gradients(loss: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Of the loss with respect to log-probs and entropies (0 where it does not depend on them)."""
-    leaves = [tokens.logps_BT, tokens.entropies_BT]
-    zeros = torch.zeros_like(tokens.logps_BT)
+    leaves = [tokens.logprobs_BT, tokens.entropies_BT]
+    zeros = torch.zeros_like(tokens.logprobs_BT)
     wanted = [leaf for leaf in leaves if leaf is not None]
     found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
     out = [zeros if leaf is None or (grad := next(found)) is None else grad for leaf in leaves]

@@ -18,7 +18,7 @@ ragged = st.lists(st.lists(reward, min_size=1, max_size=6), min_size=1, max_size
 
 
 def make_group(rewards, scores=None, completions=None) -> Group:
-    empty = Completion(tokens=(1,), logps=(-1.0,), stop="eos")
+    empty = Completion(tokens=(1,), logprobs=(-1.0,), stop="eos")
     return Group(
         problem=Problem(id="p", prompt="p"),
         prompt_tokens=(1,),
@@ -140,11 +140,11 @@ def test_per_reward_normalisation_of_a_single_answer_is_zero():
 def kl_completion(old, ref, sampled=None) -> Completion:
     return Completion(
         tokens=(1,) * len(old),
-        logps=old,
+        logprobs=old,
         stop="eos",
         sampled=sampled,
-        old_logps=old,
-        ref_logps=ref,
+        old_logprobs=old,
+        ref_logprobs=ref,
     )
 
 

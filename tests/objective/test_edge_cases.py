@@ -38,17 +38,17 @@ def test_garbage_in_the_padding_changes_nothing(preset):
     step = random_step(1)
     o = objective(preset=preset, **EVERYTHING)
     garbage = {
-        "logps_BT": -torch.inf,
-        "old_logps_BT": torch.nan,
-        "sampler_logps_BT": torch.nan,
-        "ref_logps_BT": -torch.inf,
+        "logprobs_BT": -torch.inf,
+        "old_logprobs_BT": torch.nan,
+        "sampler_logprobs_BT": torch.nan,
+        "ref_logprobs_BT": -torch.inf,
         "entropies_BT": torch.nan,
     }
     filled = {
         name: getattr(step.tokens, name).detach().masked_fill(~step.tokens.mask_BT, value)
         for name, value in garbage.items()
     }
-    filled["logps_BT"].requires_grad_()
+    filled["logprobs_BT"].requires_grad_()
     filled["entropies_BT"].requires_grad_()
     want = loss_and_gradients(step.tokens, o, step.denominator)
     got = loss_and_gradients(step.having(**filled).tokens, o, step.denominator)
@@ -59,23 +59,23 @@ def test_garbage_in_the_padding_changes_nothing(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 @settings(max_examples=15, deadline=None)
 @given(
-    logp=st.floats(-200, 0),
+    logprob=st.floats(-200, 0),
     old=st.floats(-200, 0),
     ref=st.floats(-200, 0),
     sampler=st.floats(-200, 0),
     advantage=st.floats(-50, 50),
 )
-def test_any_log_probs_give_finite_float32_gradients(preset, logp, old, ref, sampler, advantage):
+def test_any_log_probs_give_finite_float32_gradients(preset, logprob, old, ref, sampler, advantage):
     def fill(value: float) -> torch.Tensor:
         return torch.full((2, 3), value)
 
     x = Tokens(
-        logps_BT=fill(logp).requires_grad_(),
+        logprobs_BT=fill(logprob).requires_grad_(),
         mask_BT=torch.tensor([[True, True, True], [True, False, False]]),
         advantages_BT=fill(advantage)[:, :1],
-        old_logps_BT=fill(old),
-        sampler_logps_BT=fill(sampler),
-        ref_logps_BT=fill(ref),
+        old_logprobs_BT=fill(old),
+        sampler_logprobs_BT=fill(sampler),
+        ref_logprobs_BT=fill(ref),
         entropies_BT=fill(1.0).requires_grad_(),
     )
     o = objective(preset=preset, kl_unbiased=True, **EVERYTHING)
@@ -85,7 +85,7 @@ def test_any_log_probs_give_finite_float32_gradients(preset, logp, old, ref, sam
 @pytest.mark.parametrize("preset", PRESETS)
 def test_zero_advantages_without_kl_give_exactly_no_gradient(preset):
     # Groups without spread may therefore be skipped.
-    step = random_step(2).without("ref_logps_BT", "sampler_logps_BT", "keep_BT")
+    step = random_step(2).without("ref_logprobs_BT", "sampler_logprobs_BT", "keep_BT")
     zero = torch.zeros_like(step.tokens.advantages_BT)
     x = step.having(advantages_BT=zero).tokens
     loss, _ = policy_loss(x, objective(preset=preset), step.denominator)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from groupwise.objective.logprobs import token_logps
+from groupwise.objective.logprobs import token_logprobs
 
 K, H, V = 37, 8, 53
 
@@ -27,7 +27,7 @@ def dense(hidden_KH, weight_VH, targets_K, temperature):
 def test_chunked_values_and_gradients_equal_dense_ones(rows, temperature):
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
         hidden, weight, targets = inputs(dtype)
-        logps, entropies = token_logps(
+        logprobs, entropies = token_logprobs(
             hidden,
             lambda h, weight=weight: h @ weight.T,
             targets,
@@ -38,12 +38,12 @@ def test_chunked_values_and_gradients_equal_dense_ones(rows, temperature):
             chunk_logits=rows * V + 1,
         )
         assert entropies is not None
-        want_logps, want_entropies = dense(hidden, weight, targets, temperature)
-        torch.testing.assert_close(logps, want_logps, rtol=tolerance, atol=tolerance)
+        want_logprobs, want_entropies = dense(hidden, weight, targets, temperature)
+        torch.testing.assert_close(logprobs, want_logprobs, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(entropies, want_entropies, rtol=tolerance, atol=tolerance)
         pull = torch.linspace(-1, 1, K, dtype=dtype)
-        got = torch.autograd.grad((pull * (logps + 0.3 * entropies)).mean(), (hidden, weight))
-        expected = (pull * (want_logps + 0.3 * want_entropies)).mean()
+        got = torch.autograd.grad((pull * (logprobs + 0.3 * entropies)).mean(), (hidden, weight))
+        expected = (pull * (want_logprobs + 0.3 * want_entropies)).mean()
         want = torch.autograd.grad(expected, (hidden, weight))
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
@@ -51,16 +51,16 @@ def test_chunked_values_and_gradients_equal_dense_ones(rows, temperature):
 
 def test_half_precision_logits_are_raised_to_float32_before_the_softmax():
     hidden, weight, targets = inputs(torch.bfloat16)
-    logps, entropies = token_logps(
+    logprobs, entropies = token_logprobs(
         hidden, lambda h: h @ weight.T, targets, 0.9, vocab=V, entropy=True, chunk_logits=5 * V
     )
     assert entropies is not None
-    assert logps.dtype == entropies.dtype == torch.float32
+    assert logprobs.dtype == entropies.dtype == torch.float32
     logits = (hidden.detach() @ weight.detach().T).double() / 0.9
     want = torch.distributions.Categorical(logits=logits)
-    torch.testing.assert_close(logps.double(), want.log_prob(targets), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(logprobs.double(), want.log_prob(targets), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(entropies.double(), want.entropy(), rtol=1e-6, atol=1e-6)
-    logps.sum().backward()
+    logprobs.sum().backward()
     assert hidden.grad is not None and hidden.grad.dtype == torch.bfloat16
 
 
@@ -73,15 +73,15 @@ def test_entropy_as_a_metric_is_detached_and_no_entropy_is_none(chunk_logits):
             return h @ weight.T
 
         size = {"vocab": V, "chunk_logits": chunk_logits}
-        return token_logps(hidden, head, targets, 1.0, entropy=entropy, **size)
+        return token_logprobs(hidden, head, targets, 1.0, entropy=entropy, **size)
 
-    logps, entropies = call(entropy=True)
-    assert entropies is not None and not entropies.requires_grad and logps.requires_grad
+    logprobs, entropies = call(entropy=True)
+    assert entropies is not None and not entropies.requires_grad and logprobs.requires_grad
     assert call()[1] is None
     with torch.no_grad():
         values, again = call(entropy=True)
     assert again is not None
-    assert torch.equal(values, logps) and torch.equal(again, entropies)
+    assert torch.equal(values, logprobs) and torch.equal(again, entropies)
 
 
 def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chunked():
@@ -92,14 +92,14 @@ def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chun
         seen.append(len(h))
         return h @ weight.T
 
-    logps, _ = token_logps(hidden, head, targets, 1.0, vocab=V, chunk_logits=10 * V + V // 2)
+    logprobs, _ = token_logprobs(hidden, head, targets, 1.0, vocab=V, chunk_logits=10 * V + V // 2)
     assert seen == [10, 10, 10, 7]
-    logps.sum().backward()
+    logprobs.sum().backward()
     assert sorted(seen) == [7, 7, 10, 10, 10, 10, 10, 10]
 
     seen.clear()
-    logps, _ = token_logps(hidden, head, targets, 1.0, vocab=V, chunk_logits=K * V)
-    logps.sum().backward()
+    logprobs, _ = token_logprobs(hidden, head, targets, 1.0, vocab=V, chunk_logits=K * V)
+    logprobs.sum().backward()
     assert seen == [K]
 
 
@@ -112,7 +112,7 @@ def test_backward_keeps_no_logits_of_other_chunks():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        token_logps(hidden, lambda h: h @ weight.T, targets, 1.0, vocab=V, chunk_logits=5 * V)
+        token_logprobs(hidden, lambda h: h @ weight.T, targets, 1.0, vocab=V, chunk_logits=5 * V)
     assert max(saved, default=0) <= max(K, 5 * H, V * H)
     assert sum(saved) < K * V
 
@@ -120,19 +120,19 @@ def test_backward_keeps_no_logits_of_other_chunks():
 def test_a_module_with_bias_serves_as_head():
     head = torch.nn.Linear(H, V)
     hidden, _, targets = inputs()
-    logps, _ = token_logps(hidden, head, targets, 1.0, vocab=V, chunk_logits=4 * V)
+    logprobs, _ = token_logprobs(hidden, head, targets, 1.0, vocab=V, chunk_logits=4 * V)
     want = head(hidden).log_softmax(-1)[torch.arange(K), targets]
-    torch.testing.assert_close(logps, want, rtol=1e-6, atol=1e-6)
-    logps.sum().backward()
+    torch.testing.assert_close(logprobs, want, rtol=1e-6, atol=1e-6)
+    logprobs.sum().backward()
     assert head.bias.grad is not None and head.bias.grad.abs().sum() > 0
 
 
 def test_no_tokens_give_empty_results_that_backpropagate():
     hidden = torch.zeros(0, H, requires_grad=True)
     targets = torch.zeros(0, dtype=torch.long)
-    logps, entropies = token_logps(
+    logprobs, entropies = token_logprobs(
         hidden, torch.nn.Linear(H, V), targets, 1.0, vocab=V, entropy=True
     )
-    assert entropies is not None and logps.shape == entropies.shape == (0,)
-    logps.sum().backward()
+    assert entropies is not None and logprobs.shape == entropies.shape == (0,)
+    logprobs.sum().backward()
     assert hidden.grad is not None

@@ -34,9 +34,9 @@ VARIANTS: dict[str, dict] = {
 
 def used(step: Step, o: Objective) -> Step:
     """The step with only what the objective needs, so that no extra input is silently used."""
-    drop = [] if o.kl_weight else ["ref_logps_BT"]
+    drop = [] if o.kl_weight else ["ref_logprobs_BT"]
     if o.mismatch == "none" and o.off_policy_limit is None:
-        drop.append("sampler_logps_BT")
+        drop.append("sampler_logprobs_BT")
     return step.without(*drop)
 
 
@@ -61,9 +61,9 @@ def test_loss_and_gradient_equal_the_explicit_loops(preset, variant):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_on_policy_loss_needs_no_old_log_probs(preset):
     o = objective(preset=preset)
-    step = used(random_step(2), o).without("keep_BT", "old_logps_BT")
+    step = used(random_step(2), o).without("keep_BT", "old_logprobs_BT")
     check(step, o)
-    explicit = step.having(old_logps_BT=step.tokens.logps_BT.detach())
+    explicit = step.having(old_logprobs_BT=step.tokens.logprobs_BT.detach())
     loss, _ = policy_loss(step.tokens, o, step.denominator)
     same, _ = policy_loss(explicit.tokens, o, step.denominator)
     assert loss.item() == same.item()
@@ -122,17 +122,17 @@ def test_hand_computed_grpo_loss():
     # Two answers of 1 and 2 tokens. Ratios: 1.5 (clipped to 1.2), and 0.5 and 1.0 with A = -1 (the
     # first clipped to 0.8). Loss = mean of -1.2 and (0.8 + 1.0) / 2.
     log = torch.tensor([1.5, 0.5, 1.0], dtype=torch.float64).log()
-    logps = torch.tensor([[0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    logps[0, 0], logps[1, 0], logps[1, 1] = log[0] - 3, log[1] - 3, log[2] - 3
+    logprobs = torch.tensor([[0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    logprobs[0, 0], logprobs[1, 0], logprobs[1, 1] = log[0] - 3, log[1] - 3, log[2] - 3
     tokens = Tokens(
-        logps_BT=logps.requires_grad_(),
+        logprobs_BT=logprobs.requires_grad_(),
         mask_BT=torch.tensor([[True, False], [True, True]]),
         advantages_BT=torch.tensor([[1.0], [-1.0]], dtype=torch.float64),
-        old_logps_BT=torch.full((2, 2), -3.0, dtype=torch.float64),
+        old_logprobs_BT=torch.full((2, 2), -3.0, dtype=torch.float64),
     )
     loss, metrics = policy_loss(tokens, objective(), Denominator(2, 3, 2))
     assert loss.item() == pytest.approx((-1.2 + 0.9) / 2, abs=1e-12)
-    (grad,) = torch.autograd.grad(loss, tokens.logps_BT)
+    (grad,) = torch.autograd.grad(loss, tokens.logprobs_BT)
     assert grad.flatten().tolist() == pytest.approx([0, 0, 0, 1 / 4], abs=1e-12)
     means = {name: (total / count).item() for name, (total, count) in metrics.items()}
     assert means == pytest.approx({"ratio": 1.0, "clip_low": 1 / 3, "clip_high": 1 / 3})
@@ -156,9 +156,9 @@ def test_metrics_are_token_means_that_add_up_over_micro_batches():
         assert not total.requires_grad
         assert sum(part[name][0].item() for part in parts) == pytest.approx(total.item(), abs=1e-12)
         assert sum(part[name][1].item() for part in parts) == count.item()
-    ref, old, sampler = x.ref_logps_BT, x.old_logps_BT, x.sampler_logps_BT
+    ref, old, sampler = x.ref_logprobs_BT, x.old_logprobs_BT, x.sampler_logprobs_BT
     assert ref is not None and old is not None and sampler is not None
-    d = ref - x.logps_BT.detach()
+    d = ref - x.logprobs_BT.detach()
     kl = ((d.exp() - d - 1) * x.mask_BT).sum() / x.mask_BT.sum()
     assert (whole["kl"][0] / whole["kl"][1]).item() == pytest.approx(kl.item())
     gap = ((old - sampler).abs() * x.mask_BT).sum()
@@ -166,11 +166,11 @@ def test_metrics_are_token_means_that_add_up_over_micro_batches():
 
 
 def test_an_objective_that_lacks_an_input_fails_loudly():
-    x = random_step(0).without("ref_logps_BT", "sampler_logps_BT", "entropies_BT").tokens
+    x = random_step(0).without("ref_logprobs_BT", "sampler_logprobs_BT", "entropies_BT").tokens
     over = Denominator(6, 20, 7)
-    with pytest.raises(AssertionError, match="ref_logps"):
+    with pytest.raises(AssertionError, match="ref_logprobs"):
         policy_loss(x, objective(kl_weight=0.1), over)
-    with pytest.raises(AssertionError, match="sampler_logps"):
+    with pytest.raises(AssertionError, match="sampler_logprobs"):
         policy_loss(x, objective(mismatch="token"), over)
     with pytest.raises(AssertionError, match="entropies"):
         policy_loss(x, objective(), over, entropy_weight=0.1)

@@ -62,12 +62,12 @@ def test_unbiased_kl_has_the_gradient_of_the_exact_kl():
     # Sum over all tokens weighted by the sampling policy, so that the expectation is exact.
     logits = torch.tensor([0.3, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    logps = logits.log_softmax(-1)
-    old = logps.detach()
-    exact = torch.autograd.grad((logps.exp() * (logps - reference.log())).sum(), logits)[0]
-    logps = logits.log_softmax(-1)
-    ratio = (logps - old).exp()
-    k3 = KL_ESTIMATORS["k3"](logps, reference.log())
+    logprobs = logits.log_softmax(-1)
+    old = logprobs.detach()
+    exact = torch.autograd.grad((logprobs.exp() * (logprobs - reference.log())).sum(), logits)[0]
+    logprobs = logits.log_softmax(-1)
+    ratio = (logprobs - old).exp()
+    k3 = KL_ESTIMATORS["k3"](logprobs, reference.log())
     corrected = torch.autograd.grad((old.exp() * ratio * k3).sum(), logits, retain_graph=True)[0]
     plain = torch.autograd.grad((old.exp() * k3).sum(), logits)[0]
     torch.testing.assert_close(corrected, exact)
@@ -87,25 +87,25 @@ def test_sequence_ratio_is_the_geometric_mean_over_the_answers_tokens():
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("advantage", [1.5, -0.5])
 def test_every_surrogate_starts_as_the_policy_gradient(name, advantage):
-    logps = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    logprobs = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, True, False]])
-    log_ratio = log_ratios(logps, logps.detach(), mask)
+    log_ratio = log_ratios(logprobs, logprobs.detach(), mask)
     A = torch.tensor([[advantage]], dtype=torch.float64)
-    terms = Terms(logps, log_ratio, log_ratio.exp(), A, mask)
+    terms = Terms(logprobs, log_ratio, log_ratio.exp(), A, mask)
     loss = SURROGATES[name](terms, objective(surrogate=name))
-    (grad,) = torch.autograd.grad((loss * mask).sum(), logps)
+    (grad,) = torch.autograd.grad((loss * mask).sum(), logprobs)
     assert grad.flatten().tolist() == pytest.approx([-advantage, -advantage, 0.0], abs=1e-12)
 
 
 def one_token_loss(name: str, ratio: float, advantage: float, **settings) -> tuple[float, float]:
     """The loss of one token and its derivative by log pi."""
-    logps = torch.tensor([[math.log(ratio) - 1.0]], dtype=torch.float64, requires_grad=True)
+    logprobs = torch.tensor([[math.log(ratio) - 1.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.ones(1, 1, dtype=torch.bool)
-    log_ratio = log_ratios(logps, torch.full_like(logps, -1.0), mask)
+    log_ratio = log_ratios(logprobs, torch.full_like(logprobs, -1.0), mask)
     A = torch.tensor([[advantage]], dtype=torch.float64)
-    terms = Terms(logps, log_ratio, log_ratio.exp(), A, mask)
+    terms = Terms(logprobs, log_ratio, log_ratio.exp(), A, mask)
     loss = SURROGATES[name](terms, objective(surrogate=name, **settings))
-    (grad,) = torch.autograd.grad(loss.sum(), logps)
+    (grad,) = torch.autograd.grad(loss.sum(), logprobs)
     return loss.item(), grad.item()
 
 
@@ -127,9 +127,9 @@ def test_vespo_damps_answers_that_moved_far_and_folds_in_the_mismatch():
     assert one_token_loss("vespo", 2.0, 1.0)[1] == pytest.approx(-phi)
     phi = math.exp(2 + 3 * math.log(2.0) - 2 * 2.0)
     assert one_token_loss("vespo", 2.0, -1.0)[1] == pytest.approx(phi)
-    logps, mask = torch.full((1, 1), -1.0), torch.ones(1, 1, dtype=torch.bool)
+    logprobs, mask = torch.full((1, 1), -1.0), torch.ones(1, 1, dtype=torch.bool)
     zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-    terms = Terms(logps, zero, one, one, mask, rho=torch.full((1, 1), 2.0))
+    terms = Terms(logprobs, zero, one, one, mask, rho=torch.full((1, 1), 2.0))
     loss = SURROGATES["vespo"](terms, objective(preset="vespo"))
     assert loss.item() == pytest.approx(math.exp(3 + 2 * math.log(2.0) - 3 * 2.0))
 
@@ -174,9 +174,9 @@ def test_mismatch_ratio_bounds():
 
 
 def test_on_policy_answers_drops_only_negative_answers_that_moved_away():
-    logps = torch.tensor([[-3.0, -3.0, 0.0], [-3.0, 0.0, 0.0]])
+    logprobs = torch.tensor([[-3.0, -3.0, 0.0], [-3.0, 0.0, 0.0]])
     sampler = torch.full((2, 3), -2.0)
-    moved_by_one = (logps, sampler, MASK_BT)
+    moved_by_one = (logprobs, sampler, MASK_BT)
     negative, mixed = torch.tensor([[-1.0], [-1.0]]), torch.tensor([[1.0], [0.0]])
     assert on_policy_answers(*moved_by_one, negative, 0.9).flatten().tolist() == [False, False]
     assert on_policy_answers(*moved_by_one, negative, 1.1).flatten().tolist() == [True, True]

@@ -4,32 +4,32 @@ import pytest
 import torch
 
 from groupwise.objective import rowwise
-from groupwise.objective.logprobs import scores
-from groupwise.objective.rowwise import scores_by_rows
+from groupwise.objective.logprobs import plain_logprobs
+from groupwise.objective.rowwise import logprobs_by_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heat", [1.0, 0.7, None])
+@pytest.mark.parametrize("given", [1.0, 0.7, None])
 @pytest.mark.parametrize("cached", [1, 100, 10**6])
 def test_values_and_gradient_are_those_of_the_plain_statement(
-    dtype: torch.dtype, heat: float | None, cached: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, given: float | None, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rowwise, "CACHED", cached)
     torch.manual_seed(0)
     logits = (torch.randn(13, 37) * 8).to(dtype)
     targets = torch.randint(0, 37, (13,))
-    temperature = torch.rand(13) + 0.5 if heat is None else heat  # None: one for each row
+    temperature = torch.rand(13) + 0.5 if given is None else given  # None: one for each row
     weights = torch.randn(13, dtype=torch.promote_types(dtype, torch.float32))
     found, expected = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    logps, entropies = scores_by_rows(found, targets, temperature)
-    plain, plain_entropies = scores(expected, targets, temperature, True, False)
+    logprobs, entropies = logprobs_by_rows(found, targets, temperature)
+    plain, plain_entropies = plain_logprobs(expected, targets, temperature, True, False)
     assert plain_entropies is not None and not entropies.requires_grad
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    if heat is None:
+    if given is None:
         tolerance = max(tolerance, 1e-6)  # the temperatures themselves are float32
-    assert torch.allclose(logps, plain, atol=tolerance, rtol=tolerance)
+    assert torch.allclose(logprobs, plain, atol=tolerance, rtol=tolerance)
     assert torch.allclose(entropies, plain_entropies, atol=tolerance, rtol=tolerance)
-    (logps * weights).sum().backward()
+    (logprobs * weights).sum().backward()
     (plain * weights).sum().backward()
     assert found.grad is not None and expected.grad is not None
     close = 0.01 if dtype == torch.bfloat16 else tolerance
@@ -38,14 +38,14 @@ def test_values_and_gradient_are_those_of_the_plain_statement(
 
 def test_a_sure_token_has_no_entropy_and_no_gradient_to_lose() -> None:
     logits = torch.tensor([[1000.0, 0.0, -1000.0]], requires_grad=True)
-    logps, entropies = scores_by_rows(logits, torch.tensor([0]), 1.0)
-    logps.sum().backward()
-    assert logps.item() == 0 and entropies.item() == 0
+    logprobs, entropies = logprobs_by_rows(logits, torch.tensor([0]), 1.0)
+    logprobs.sum().backward()
+    assert logprobs.item() == 0 and entropies.item() == 0
     assert logits.grad is not None and torch.equal(logits.grad, torch.zeros(1, 3))
 
 
 def test_no_rows_are_no_trouble() -> None:
     logits = torch.zeros(0, 5, requires_grad=True)
-    logps, entropies = scores_by_rows(logits, torch.zeros(0, dtype=torch.long), 1.0)
-    logps.sum().backward()
-    assert logps.shape == entropies.shape == (0,)
+    logprobs, entropies = logprobs_by_rows(logits, torch.zeros(0, dtype=torch.long), 1.0)
+    logprobs.sum().backward()
+    assert logprobs.shape == entropies.shape == (0,)

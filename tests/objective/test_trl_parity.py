@@ -88,26 +88,30 @@ def trl_trainer(**settings: Any) -> Any:
 
 
 def trl_loss(trainer: Any, x: Tokens, tokens_of_rollout: int | None = None, rho=None) -> Tensor:
-    B, T = x.logps_BT.shape
-    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (x.logps_BT, x.entropies_BT, None)
+    B, T = x.logprobs_BT.shape
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (
+        x.logprobs_BT,
+        x.entropies_BT,
+        None,
+    )
     inputs: dict[str, Any] = {
         "prompt_ids": torch.zeros(B, 1, dtype=torch.long),
         "prompt_mask": torch.ones(B, 1, dtype=torch.long),
         "completion_ids": torch.zeros(B, T, dtype=torch.long),
         "completion_mask": x.mask_BT.long(),
         "advantages": x.advantages_BT.squeeze(1),  # (B,), or still (B, T)
-        "old_per_token_logps": x.old_logps_BT,
+        "old_per_token_logps": x.old_logprobs_BT,
         "num_items_in_batch": x.mask_BT.sum()
         if tokens_of_rollout is None
         else torch.tensor(tokens_of_rollout),
     }
-    if x.ref_logps_BT is not None:
-        inputs["ref_per_token_logps"] = x.ref_logps_BT
-    if x.sampler_logps_BT is not None:
-        inputs["sampling_per_token_logps"] = x.sampler_logps_BT
+    if x.ref_logprobs_BT is not None:
+        inputs["ref_per_token_logps"] = x.ref_logprobs_BT
+    if x.sampler_logprobs_BT is not None:
+        inputs["sampling_per_token_logps"] = x.sampler_logprobs_BT
     if rho is not None:
         inputs["importance_sampling_ratio"] = rho
-    with default_dtype(x.logps_BT.dtype):
+    with default_dtype(x.logprobs_BT.dtype):
         return trainer._compute_loss(trainer.model, inputs)
 
 
@@ -159,8 +163,8 @@ AXES: dict[str, tuple[dict, dict]] = {
 
 def trl_rho(x: Tokens, mode: str, low: float, high: float) -> Tensor:
     """The importance ratio as TRL makes it inside `_generate_and_score_completions`."""
-    assert x.old_logps_BT is not None and x.sampler_logps_BT is not None
-    difference = torch.nan_to_num((x.old_logps_BT - x.sampler_logps_BT) * x.mask_BT, nan=0.0)
+    assert x.old_logprobs_BT is not None and x.sampler_logprobs_BT is not None
+    difference = torch.nan_to_num((x.old_logprobs_BT - x.sampler_logprobs_BT) * x.mask_BT, nan=0.0)
     if mode.startswith("sequence"):
         difference = difference.sum(dim=-1, keepdim=True)
     rho = torch.exp(difference)
@@ -201,7 +205,7 @@ def check(step: Step, o: Objective, trl_settings: dict) -> None:
 def step_for(axis: str, seed: int, by_token: bool = False) -> Step:
     # Without a sampler TRL measures off-policyness from the old log-probs, and so do we.
     step = random_step(seed, by_token=by_token)
-    return step if "mismatch" in axis else step.without("sampler_logps_BT")
+    return step if "mismatch" in axis else step.without("sampler_logprobs_BT")
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -222,7 +226,7 @@ def test_preset_equals_trl_on_other_draws_and_with_credit_by_token(preset, seed)
 
 @pytest.mark.parametrize("preset", PRESET_IN_TRL)
 def test_preset_equals_trl_when_on_policy(preset):
-    step = step_for("plain", seed=5).without("old_logps_BT")
+    step = step_for("plain", seed=5).without("old_logprobs_BT")
     check(step, objective(preset=preset), PRESET_IN_TRL[preset])
 
 
@@ -287,7 +291,7 @@ def test_metrics_equal_trls():
 
 def test_mismatch_ratio_treats_a_log_prob_that_the_engine_could_not_tell_as_one():
     x = random_step(12).tokens
-    old, sampler = x.old_logps_BT, x.sampler_logps_BT
+    old, sampler = x.old_logprobs_BT, x.sampler_logprobs_BT
     assert old is not None and sampler is not None
     sampler[1, 0] = torch.nan
     for level in ("token", "sequence"):
@@ -343,9 +347,9 @@ def test_cispo_bound_is_its_own_setting_and_not_the_clips():
     same, _ = policy_loss(step.tokens, bound, step.denominator)
     assert theirs.item() == pytest.approx(same.item(), abs=1e-10)
     x = step.tokens
-    assert x.old_logps_BT is not None
-    weights = (x.logps_BT - x.old_logps_BT).exp().clamp(max=5.0)
-    corrected = -(weights * x.advantages_BT * x.logps_BT * x.mask_BT).sum() / x.mask_BT.sum()
+    assert x.old_logprobs_BT is not None
+    weights = (x.logprobs_BT - x.old_logprobs_BT).exp().clamp(max=5.0)
+    corrected = -(weights * x.advantages_BT * x.logprobs_BT * x.mask_BT).sum() / x.mask_BT.sum()
     assert ours.item() == pytest.approx(corrected.item(), abs=1e-10)
     assert abs(ours.item() - theirs.item()) > 1e-3
 
@@ -386,7 +390,7 @@ def test_luspo_with_kl_does_not_count_padding():
     step = step_for("kl", seed=17).without("keep_BT")
     o = objective(preset="luspo", kl_weight=0.2)
     loss, _ = policy_loss(step.tokens, o, step.denominator)
-    padding = {"mask_BT": 0.0, "ref_logps_BT": -1.0}
+    padding = {"mask_BT": 0.0, "ref_logprobs_BT": -1.0}
     wide = {
         name: torch.nn.functional.pad(value, (0, 4), value=padding.get(name, -3.0))
         for name, value in vars(step.tokens).items()

@@ -11,13 +11,13 @@ from torch import Tensor
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.adapters import Adapter, add_adapter, base_of, load_adapter, merge_adapter
-from groupwise.policy.forward import answer_logps
+from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy, make_policy
 from groupwise.policy.reference import Reference
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
-from groupwise.train.step import accumulate, annotate
+from groupwise.training.step import accumulate, annotate
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, random_policy, tokenizer
 
@@ -188,7 +188,7 @@ def check_sampled_log_probs(policy: Policy, tolerance: float) -> None:
     config = parse({}, ["rollout.temperature=0.9", "batch.epochs=2"])
     for group in annotate(groups, policy, None, config):
         for completion in group.completions:
-            assert completion.old_logps == pytest.approx(completion.logps, abs=tolerance)
+            assert completion.old_logprobs == pytest.approx(completion.logprobs, abs=tolerance)
 
 
 def test_the_random_half_depends_on_the_seed_alone() -> None:
@@ -205,12 +205,12 @@ def test_a_target_that_is_not_there_is_an_error_that_names_those_that_are() -> N
         add_adapter(random_model(), adapter_settings(targets=("qproj",)), torch.float32, 0)
 
 
-def reference_logps(reference: Reference) -> Tensor:
+def reference_logprobs(reference: Reference) -> Tensor:
     from groupwise.batch import microbatches
 
     (micro,) = microbatches(random_groups(2), layout="padded", budget=9999, pad_id=0)
     with torch.no_grad():
-        return answer_logps(reference.policy, micro.rows, 1.0)[0]
+        return answer_logprobs(reference.policy, micro.rows, 1.0)[0]
 
 
 def test_a_frozen_reference_is_the_base_without_a_second_model() -> None:
@@ -218,7 +218,7 @@ def test_a_frozen_reference_is_the_base_without_a_second_model() -> None:
     reference = Reference(policy, ReferenceSettings())
     assert reference.policy.model is policy.model and not reference.state() and not reference.saved
     base = Reference(random_policy(layout="padded"), ReferenceSettings())
-    assert torch.equal(reference_logps(reference), reference_logps(base))
+    assert torch.equal(reference_logprobs(reference), reference_logprobs(base))
 
 
 @pytest.mark.parametrize("kind", ["copied", "mixed", "frozen, already trained"])
@@ -232,11 +232,11 @@ def test_other_references_are_other_adapter_weights(kind: str) -> None:
         settings = settings.model_copy(update={"kind": kind})
     reference = Reference(policy, settings)
     assert reference.saved and reference.policy.model is policy.model
-    before, own = reference_logps(reference), logits(policy)
+    before, own = reference_logprobs(reference), logits(policy)
     start = {name: weight.detach().clone() for name, weight in adapter.weights().items()}
     for weight in adapter.weights().values():
         weight.data += 0.1
-    assert torch.equal(reference_logps(reference), before)
+    assert torch.equal(reference_logprobs(reference), before)
     assert not torch.equal(logits(policy), own)
     reference.refresh(policy, step=1)
     share = {"copied": 1.0, "mixed": 0.25}.get(kind, 0.0)

@@ -8,7 +8,7 @@ import torch
 from groupwise.policy import compiled
 from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.recipe import parse
-from groupwise.train import step
+from groupwise.training import step
 from small_models import random_groups, random_policy
 
 

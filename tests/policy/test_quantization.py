@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groupwise.config import AdapterSettings
 from groupwise.errors import MissingExtraError, ModelError
-from groupwise.moving.folder import export_model
+from groupwise.interop.folder import export_model
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy
 from groupwise.policy.quantization import quantization_config, weight_bytes, weight_count
@@ -20,8 +20,8 @@ from groupwise.policy.resolve import TINY
 from groupwise.recipe import parse, write_config
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
-from groupwise.train.optim import Optimizer
-from groupwise.train.step import accumulate, update
+from groupwise.training.optim import Optimizer
+from groupwise.training.step import accumulate, update
 from groupwise.types import Request, Sampling
 from runs import fingerprint, small_config
 from small_models import random_groups, random_model
@@ -191,7 +191,7 @@ def test_an_adapter_on_4_bits_is_exported_as_what_was_trained(
 @needs_bitsandbytes
 @pytest.mark.slow
 def test_quantised_runs_resume_exactly(tmp_path: pathlib.Path) -> None:
-    from groupwise.train.api import train
+    from groupwise.training.api import train
 
     options = ("adapter=lora", "quantization=int8", "algorithm.kl_weight=0.01")
     train(small_config(*options), tmp_path / "whole", quiet=True)

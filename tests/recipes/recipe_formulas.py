@@ -18,7 +18,7 @@ class Answer:
     group: int
     reward: float
     cut_off: bool
-    logps: Tensor
+    logprobs: Tensor
     old: Tensor
     sampler: Tensor
     ref: Tensor
@@ -34,13 +34,13 @@ def advantage(answer: Answer, answers: Sequence[Answer]) -> float:
 
 def kl(answer: Answer) -> Tensor:
     """The k3 estimate of each token."""
-    d = answer.ref - answer.logps
+    d = answer.ref - answer.logprobs
     return d.exp() - d - 1
 
 
 def clipped(answer: Answer, A: float, low: float, high: float) -> Tensor:
     """min(ratio A, clip(ratio) A) of each token."""
-    ratio = (answer.logps - answer.old).exp()
+    ratio = (answer.logprobs - answer.old).exp()
     return torch.minimum(ratio * A, ratio.clamp(1 - low, 1 + high) * A)
 
 
@@ -58,21 +58,21 @@ def clipped_answer_mean(eps: float, beta: float) -> Formula:
 
 def nano_aha_moment(answers: Sequence[Answer]) -> Tensor:
     """No ratio: -A log pi + 0.001 KL, summed over all tokens, divided by their number."""
-    total = sum((-advantage(a, answers) * a.logps + 0.001 * kl(a)).sum() for a in answers)
-    return torch.as_tensor(total) / sum(len(a.logps) for a in answers)
+    total = sum((-advantage(a, answers) * a.logprobs + 0.001 * kl(a)).sum() for a in answers)
+    return torch.as_tensor(total) / sum(len(a.logprobs) for a in answers)
 
 
 def grpo_zero(answers: Sequence[Answer]) -> Tensor:
     """-A log pi over the tokens of finished answers, divided by the number of those tokens."""
     finished = [a for a in answers if not a.cut_off]
-    total = sum((-advantage(a, answers) * a.logps).sum() for a in finished)
-    return torch.as_tensor(total) / sum(len(a.logps) for a in finished)
+    total = sum((-advantage(a, answers) * a.logprobs).sum() for a in finished)
+    return torch.as_tensor(total) / sum(len(a.logprobs) for a in finished)
 
 
 def cookbook(answers: Sequence[Answer]) -> Tensor:
     """TRL's default: clipped at 0.2 on both sides, every token of the batch counts the same."""
     total = sum(-clipped(a, advantage(a, answers), 0.2, 0.2).sum() for a in answers)
-    return torch.as_tensor(total) / sum(len(a.logps) for a in answers)
+    return torch.as_tensor(total) / sum(len(a.logprobs) for a in answers)
 
 
 def best_small(answers: Sequence[Answer]) -> Tensor:
@@ -84,7 +84,7 @@ def best_small(answers: Sequence[Answer]) -> Tensor:
         ).sum()
         for a in finished
     )
-    return torch.as_tensor(total) / sum(len(a.logps) for a in finished)
+    return torch.as_tensor(total) / sum(len(a.logprobs) for a in finished)
 
 
 FORMULAS: dict[str, Formula] = {

@@ -26,14 +26,14 @@ def random_answers(seed: int) -> list[Answer]:
     answers = []
     for index in range(GROUPS * SIZE):
         length = int(torch.randint(1, LONGEST + 1, (1,), generator=g))
-        logps = -normal(1.0, length).abs() - 0.1
-        old, ref = logps + normal(0.35, length), logps + normal(0.4, length)
+        logprobs = -normal(1.0, length).abs() - 0.1
+        old, ref = logprobs + normal(0.35, length), logprobs + normal(0.4, length)
         answers.append(
             Answer(
                 group=index // SIZE,
                 reward=float(torch.randn(1, generator=g)),
                 cut_off=index % 5 == 3,
-                logps=logps.requires_grad_(),
+                logprobs=logprobs.requires_grad_(),
                 old=old.detach(),
                 sampler=old.detach() + normal(0.6, length),
                 ref=ref.detach(),
@@ -53,14 +53,14 @@ def ours(name: str, answers: list[Answer]) -> Tensor:
     ]
     scored = [a for group in advantages(groups, objective, {}) for a in group.advantages]
     kept = torch.tensor([not (objective.mask_truncated and a.cut_off) for a in answers])
-    lengths = torch.tensor([len(a.logps) for a in answers])
+    lengths = torch.tensor([len(a.logprobs) for a in answers])
     tokens = Tokens(
-        logps_BT=padded([a.logps for a in answers]),
+        logprobs_BT=padded([a.logprobs for a in answers]),
         mask_BT=(torch.arange(LONGEST) < lengths[:, None]) & kept[:, None],
         advantages_BT=torch.tensor(scored, dtype=torch.float64)[:, None],
-        old_logps_BT=padded([a.old for a in answers]),
-        sampler_logps_BT=padded([a.sampler for a in answers]),
-        ref_logps_BT=padded([a.ref for a in answers]) if objective.needs_reference else None,
+        old_logprobs_BT=padded([a.old for a in answers]),
+        sampler_logprobs_BT=padded([a.sampler for a in answers]),
+        ref_logprobs_BT=padded([a.ref for a in answers]) if objective.needs_reference else None,
     )
     limit = config.rollout.max_completion_tokens
     return policy_loss(tokens, objective, denominator(groups, objective.mask_truncated, limit))[0]
@@ -73,7 +73,9 @@ def padded(rows: list[Tensor]) -> Tensor:
 def completions(members: list[Answer]) -> tuple[Completion, ...]:
     return tuple(
         Completion(
-            tuple(range(len(a.logps))), tuple(a.sampler.tolist()), "length" if a.cut_off else "eos"
+            tuple(range(len(a.logprobs))),
+            tuple(a.sampler.tolist()),
+            "length" if a.cut_off else "eos",
         )
         for a in members
     )
@@ -91,7 +93,7 @@ def test_every_recipe_has_its_formula() -> None:
 def test_loss_and_gradient_are_those_of_the_system(name: str) -> None:
     for seed in range(3):
         answers = random_answers(seed)
-        leaves = [a.logps for a in answers]
+        leaves = [a.logprobs for a in answers]
         expected, found = FORMULAS[name](answers), ours(name, answers)
         assert abs(found.item() - expected.item()) < 1e-9
         assert abs(expected.item()) > 1e-3  # there is something to agree on

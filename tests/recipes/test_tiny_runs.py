@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import groupwise.train.api as api
-import groupwise.train.loop as loop
+import groupwise.training.api as api
+import groupwise.training.loop as loop
 from groupwise.cli.main import app
 from groupwise.config import Config
 from groupwise.errors import ConfigError

@@ -12,7 +12,7 @@ from groupwise.reward_models.examples import Examples, label
 from groupwise.reward_models.fit import FitSettings, fit, measure
 from groupwise.reward_models.model import Kind, new_reward_model, save_reward_model
 from groupwise.rollout.collect import sample_groups
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import SMALL, fingerprint, small_config
 
 DEMO = ("device=cpu", "task.test_size=60", "tracking.tensorboard=false", "checkpoint.every=0")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from groupwise.cli.main import app, main
 from groupwise.errors import GroupwiseError
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import small_config
 
 

@@ -29,7 +29,7 @@ def test_tokens_and_log_probs_are_the_plain_ones(
     for ours, theirs in zip(found, plain, strict=True):
         assert [a.tokens for a in ours] == [a.tokens for a in theirs]
         for a, b in zip(ours, theirs, strict=True):
-            assert a.logps == pytest.approx(b.logps, abs=1e-5)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
 def test_on_a_cpu_only_large_models_are_compiled_unless_asked_for(

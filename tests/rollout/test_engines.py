@@ -42,7 +42,7 @@ def test_an_answer_is_the_same_alone_and_in_a_full_batch(engine: Engine) -> None
         for key, answer in zip(request.keys, answers, strict=True):
             ((alone,),) = engine.generate([Request(request.prompt_tokens, (key,))], sampling)
             assert alone.tokens == answer.tokens
-            assert alone.logps == pytest.approx(answer.logps, abs=1e-4)
+            assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-4)
             assert alone.stop == answer.stop
 
 
@@ -52,13 +52,13 @@ def test_answers_differ_by_key_and_end_at_eos_or_limit(engine: Engine) -> None:
     assert len({answer.tokens for answer in answers}) > 20
     assert {answer.stop for answer in answers} == {"eos", "length"}
     for answer in answers:
-        assert len(answer.logps) == len(answer.tokens) <= 12
+        assert len(answer.logprobs) == len(answer.tokens) <= 12
         assert (answer.tokens[-1] == 2) == (answer.stop == "eos")
         assert 2 not in answer.tokens[:-1]
 
 
 @torch.no_grad()
-def test_logps_are_the_models_own() -> None:
+def test_logprobs_are_the_models_own() -> None:
     policy = random_policy()
     for make in ENGINES.values():
         for request, answers in zip(
@@ -68,9 +68,9 @@ def test_logps_are_the_models_own() -> None:
                 tokens = torch.tensor([request.prompt_tokens + answer.tokens])
                 logits = policy.model(input_ids=tokens).logits[0] / 0.8
                 start = len(request.prompt_tokens) - 1
-                logps = logits[start:-1].log_softmax(-1)
-                expected = logps.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
-                assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
+                logprobs = logits[start:-1].log_softmax(-1)
+                expected = logprobs.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
+                assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_greedy_takes_the_likeliest_token(engine: Engine) -> None:

@@ -53,10 +53,10 @@ def test_extending_is_looking_at_one_token_after_another(
     tokens: list[int] = []
     for burst in bursts:
         tokens, reason = plain(tokens, burst, stop, max_tokens)
-        logps = -np.array([burst], dtype=np.float32)
-        ends = lines.extend(np.array([burst]), logps)
+        logprobs = -np.array([burst], dtype=np.float32)
+        ends = lines.extend(np.array([burst]), logprobs)
         assert lines.tokens_of(0) == tokens
-        assert lines.logps_of(0) == [-float(token) for token in tokens]
+        assert lines.logprobs_of(0) == [-float(token) for token in tokens]
         assert ends.get(0) == reason
         assert lines.fill.tolist() == [5 + len(tokens) - 1]
         assert lines.newest.tolist() == [tokens[-1]]

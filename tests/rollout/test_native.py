@@ -22,7 +22,7 @@ def test_greedy_is_token_identical_with_generate(family: str) -> None:
         found = NativeEngine(policy, slots).generate(requests, greedy)
         assert [a.tokens for (a,) in found] == [a.tokens for (a,) in expected]
         for (a,), (b,) in zip(found, expected, strict=True):
-            assert a.logps == pytest.approx(b.logps, abs=1e-4)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
             assert a.stop == b.stop
     assert len({a.tokens for (a,) in expected}) > 1
 

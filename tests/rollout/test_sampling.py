@@ -13,8 +13,8 @@ def frequencies(sampling: Sampling, count: int = 40_000) -> tuple[torch.Tensor, 
     keys = key_tensor([answer_key(3, i) for i in range(count)], "cpu")
     logits = LOGITS.expand(count, -1)
     seen = torch.zeros(count, 0, dtype=torch.long)
-    tokens, logps = draw(logits, keys, torch.zeros(count), sampling, seen)
-    return torch.bincount(tokens, minlength=6) / count, logps.exp()[tokens.argsort()]
+    tokens, logprobs = draw(logits, keys, torch.zeros(count), sampling, seen)
+    return torch.bincount(tokens, minlength=6) / count, logprobs.exp()[tokens.argsort()]
 
 
 @pytest.mark.parametrize(
@@ -40,21 +40,21 @@ def test_sampled_frequencies_match_the_distribution(
     assert seen[~possible].sum() == 0
 
 
-def test_logps_are_of_the_distribution_that_was_drawn_from() -> None:
+def test_logprobs_are_of_the_distribution_that_was_drawn_from() -> None:
     sampling = Sampling(1, temperature=0.7, top_k=3)
     keys = key_tensor([answer_key(0, i) for i in range(50)], "cpu")
     seen = torch.zeros(50, 0, dtype=torch.long)
-    tokens, logps = draw(LOGITS.expand(50, -1), keys, torch.zeros(50), sampling, seen)
+    tokens, logprobs = draw(LOGITS.expand(50, -1), keys, torch.zeros(50), sampling, seen)
     expected = shape(LOGITS[None], sampling, NONE).log_softmax(-1)[0]
-    assert torch.allclose(logps, expected[tokens])
+    assert torch.allclose(logprobs, expected[tokens])
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
-    tokens, logps = draw(
+    tokens, logprobs = draw(
         LOGITS[None], key_tensor([1], "cpu"), torch.zeros(1), Sampling(1, temperature=0.0), NONE
     )
     assert tokens.tolist() == [0]
-    assert logps.item() == pytest.approx(LOGITS.log_softmax(-1)[0].item())
+    assert logprobs.item() == pytest.approx(LOGITS.log_softmax(-1)[0].item())
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from groupwise.errors import ConfigError
-from groupwise.objective.logprobs import token_logps
+from groupwise.objective.logprobs import token_logprobs
 from groupwise.rollout.collect import sample_groups
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.rollout.transformers import TransformersEngine
-from groupwise.train.api import train
-from groupwise.train.step import annotate
+from groupwise.training.api import train
+from groupwise.training.step import annotate
 from groupwise.types import Problem, Sampling, group_from_json, to_json
 from runs import read_metrics, read_rollouts, small_config
 from small_models import random_policy
@@ -41,7 +41,7 @@ def test_the_trainer_scores_each_answer_at_the_temperature_it_was_drawn_at(layou
         config = small_config("batch.epochs=2")  # two epochs need the old log-probs
         for group in annotate(groups, policy, None, config):
             for completion in group.completions:
-                assert completion.old_logps == pytest.approx(completion.logps, abs=2e-4)
+                assert completion.old_logprobs == pytest.approx(completion.logprobs, abs=2e-4)
         assert group_from_json(to_json(groups[0])) == groups[0]
     assert answers[NativeEngine] == answers[TransformersEngine]
 
@@ -62,17 +62,22 @@ def test_the_middle_answer_is_the_one_that_a_single_temperature_gives() -> None:
 def test_a_temperature_for_each_token_is_the_same_in_any_chunks() -> None:
     torch.manual_seed(0)
     hidden, head = torch.randn(7, 5), torch.nn.Linear(5, 11)
-    targets, heat = torch.arange(7), torch.tensor([0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 0.1])
-    logps, entropies = token_logps(hidden, head, targets, heat, vocab=11, entropy=True)
+    targets, temperature = torch.arange(7), torch.tensor([0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 0.1])
+    logprobs, entropies = token_logprobs(hidden, head, targets, temperature, vocab=11, entropy=True)
     for k in range(7):
-        one, entropy = token_logps(
-            hidden[k : k + 1], head, targets[k : k + 1], heat[k].item(), vocab=11, entropy=True
+        one, entropy = token_logprobs(
+            hidden[k : k + 1],
+            head,
+            targets[k : k + 1],
+            temperature[k].item(),
+            vocab=11,
+            entropy=True,
         )
         assert entropies is not None and entropy is not None
-        assert logps[k].item() == pytest.approx(one.item(), abs=1e-5)
+        assert logprobs[k].item() == pytest.approx(one.item(), abs=1e-5)
         assert entropies[k].item() == pytest.approx(entropy.item(), abs=1e-5)
-    chunked, _ = token_logps(hidden, head, targets, heat, vocab=11, chunk_logits=22)
-    assert torch.allclose(chunked, logps, atol=1e-6)
+    chunked, _ = token_logprobs(hidden, head, targets, temperature, vocab=11, chunk_logits=22)
+    assert torch.allclose(chunked, logprobs, atol=1e-6)
 
 
 def test_a_run_spreads_and_stores_what_it_drew_at(tmp_path: pathlib.Path) -> None:

@@ -65,9 +65,9 @@ def test_answers_arrive_bit_for_bit_and_in_their_places(order: Order, seed: int)
     def answer() -> Completion:
         size = rng.randint(0, order.sampling.max_tokens)
         drawn = tuple(rng.randrange(VOCAB) for _ in range(size))
-        logps = tuple(torch.tensor([-rng.random() * 9 for _ in drawn]).tolist())
+        logprobs = tuple(torch.tensor([-rng.random() * 9 for _ in drawn]).tolist())
         stop: Any = rng.choice(["eos", "stop", "length"])
-        return Completion(drawn, logps, stop, "", order.version)
+        return Completion(drawn, logprobs, stop, "", order.version)
 
     answers = [tuple(answer() for _ in request.keys) for request in order.requests]
     body = encode_answers(answers, order)
@@ -144,8 +144,8 @@ def test_answers_that_the_model_has_no_places_for_are_refused() -> None:
         ({"header": {"version": "4"}}, "not by 3"),
         ({"header": {"run": "another"}}, "this run"),
         ({"tokens": ints(1, 2, 3, VOCAB)}, "cannot be"),
-        ({"logps": torch.full((4,), torch.inf)}, "cannot be"),
-        ({"logps": torch.zeros(3)}, "not 3 answers"),
+        ({"logprobs": torch.full((4,), torch.inf)}, "cannot be"),
+        ({"logprobs": torch.zeros(3)}, "not 3 answers"),
         ({"lengths": ints(1, 5, -2)}, "not 3 answers"),
         ({"stops": torch.tensor([0, 1, 3], dtype=torch.uint8)}, "not 3 answers"),
         ({"stops": torch.tensor([0, 1], dtype=torch.uint8)}, "not 3 answers"),

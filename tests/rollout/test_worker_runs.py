@@ -19,7 +19,7 @@ from groupwise.recipe import write_config
 from groupwise.rollout.workers.worker import Worker
 from groupwise.serve.client import Gone
 from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.train.api import train
+from groupwise.training.api import train
 from rollout_workers import TOKEN, in_process, in_thread
 from runs import fingerprint, small_config
 
@@ -200,7 +200,7 @@ def test_two_workers_without_staleness_sample_what_one_process_does(
         for ours, theirs in zip(groups, found["rollouts"][name], strict=True):
             for a, b in zip(ours["completions"], theirs["completions"], strict=True):
                 assert a["tokens"] == b["tokens"]
-                assert a["logps"] == pytest.approx(b["logps"], abs=1e-4)
+                assert a["logprobs"] == pytest.approx(b["logprobs"], abs=1e-4)
 
 
 @pytest.mark.cluster

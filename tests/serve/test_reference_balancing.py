@@ -49,7 +49,7 @@ class Stub:
             raise Gone("connection refused")
         return Offer(self.model, 4096)
 
-    def logps(self, question: Question, model: str) -> Logps:
+    def logprobs(self, question: Question, model: str) -> Logps:
         self.asked += 1
         assert model == self.model.name
         time.sleep(self.pause)
@@ -59,7 +59,7 @@ class Stub:
             scored = score_groups(
                 POLICY, question.groups, question.temperature, 4096, layout=question.layout
             )
-        return {place: logps for place, (logps, _) in scored.items()}
+        return {place: logprobs for place, (logprobs, _) in scored.items()}
 
 
 def balanced(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> ServerReference:
@@ -137,7 +137,7 @@ def test_when_none_is_left_the_message_names_each_and_the_way_on(
 
 def test_a_question_that_kills_every_server_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Cursed(Stub):
-        def logps(self, question: Question, model: str) -> Logps:
+        def logprobs(self, question: Question, model: str) -> Logps:
             self.asked += 1
             raise Gone("it failed with status 500")
 

@@ -21,7 +21,7 @@ from groupwise.recipe import parse, write_config
 from groupwise.serve.client import Gone
 from groupwise.serve.scoring_server import Server
 from groupwise.tracking.run import read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from reference_servers import TOKEN, in_process, in_thread
 from runs import fingerprint, small_config
 

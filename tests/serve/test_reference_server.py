@@ -109,29 +109,31 @@ def test_nothing_but_health_answers_without_the_token(running: Running) -> None:
             assert (
                 status == 401 and headers["www-authenticate"] == "Bearer" and TOKEN not in str(text)
             )
-    assert send(running, "POST", "/logps", b"x", authorization="Bearer wrong")[0] == 401
+    assert send(running, "POST", "/logprobs", b"x", authorization="Bearer wrong")[0] == 401
     assert send(running, "GET", "/model", authorization=f"bearer {TOKEN}")[0] == 200
 
 
 def test_bad_bodies_get_a_reason_and_do_no_harm(running: Running) -> None:
     good = encode_question(Question(tuple(random_groups(2, 2)), 1.0, "padded", True))
-    status, _, text = send(running, "POST", "/logps", b"\x80\x04pickle?")
+    status, _, text = send(running, "POST", "/logprobs", b"\x80\x04pickle?")
     assert status == 400 and b"safetensors" in text
     most = 16 * 4096 + 8192
-    status, _, text = send(running, "POST", "/logps", b"\x00" * (most + 1))
+    status, _, text = send(running, "POST", "/logprobs", b"\x00" * (most + 1))
     assert status == 413 and str(most).encode() in text
-    status, _, _ = send(running, "POST", "/logps", iter([b"\x00" * 40_000] * 3))  # no length given
+    status, _, _ = send(
+        running, "POST", "/logprobs", iter([b"\x00" * 40_000] * 3)
+    )  # no length given
     assert status == 413
-    status, _, text = send(running, "POST", "/logps", good, content_length="1" * 30)
+    status, _, text = send(running, "POST", "/logprobs", good, content_length="1" * 30)
     assert status == 400
-    assert send(running, "GET", "/logps")[0] == 405
+    assert send(running, "GET", "/logprobs")[0] == 405
     rng = random.Random(0)
     for _ in range(60):
         damaged = bytearray(good)
         for _ in range(rng.randint(1, 4)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        assert send(running, "POST", "/logps", bytes(damaged))[0] in (200, 400, 413)
-    assert send(running, "POST", "/logps", good)[0] == 200
+        assert send(running, "POST", "/logprobs", bytes(damaged))[0] in (200, 400, 413)
+    assert send(running, "POST", "/logprobs", good)[0] == 200
     assert send(running, "GET", "/health")[0] == 200
 
 
@@ -144,7 +146,7 @@ def test_metrics_count_what_was_done(running: Running) -> None:
     question = Question(tuple(random_groups(2, 3)), 1.0, "shared_prefix", True)
     name = "groupwise_reference_"
     before = numbers()
-    assert send(running, "POST", "/logps", encode_question(question))[0] == 200
+    assert send(running, "POST", "/logprobs", encode_question(question))[0] == 200
     after = numbers()
     gained = {key: after[key] - before.get(key, 0) for key in after}
     assert gained[f"{name}tokens_total"] == question.tokens
@@ -166,15 +168,15 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
     with in_thread(random_policy(), places=1) as server:
         reference = remote(server, timeout=20)
         monkeypatch.setattr(worker_module, "score_groups", held)
-        asking = [threading.Thread(target=send, args=(server, "POST", "/logps", body))]
+        asking = [threading.Thread(target=send, args=(server, "POST", "/logprobs", body))]
         asking[0].start()
         assert entered.wait(20)
-        asking.append(threading.Thread(target=send, args=(server, "POST", "/logps", body)))
+        asking.append(threading.Thread(target=send, args=(server, "POST", "/logprobs", body)))
         asking[1].start()
         deadline = time.monotonic() + 20
         while server.worker.thread.waiting < 1 and time.monotonic() < deadline:
             time.sleep(0.01)
-        status, headers, _ = send(server, "POST", "/logps", body)
+        status, headers, _ = send(server, "POST", "/logprobs", body)
         assert status == 503 and headers["retry-after"] == "1"
         threading.Timer(0.5, opened.set).start()
         assert len(reference.score(groups, 1.0, 4096)) == 2  # waits, asks again
@@ -196,7 +198,7 @@ def test_who_hangs_up_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         impatient = Server(server.url, TOKEN, "GROUPWISE_TOKEN", timeout=0.3)
         for _ in range(2):
             with pytest.raises(Gone, match=r"no reply within 0\.3 s"):
-                impatient.logps(question, "")
+                impatient.logprobs(question, "")
         deadline = time.monotonic() + 20
         while server.worker.thread.counts.requests[499] < 2 and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -17,9 +17,9 @@ from small_models import random_groups, random_policy
 
 
 def question(
-    seed: int = 0, *, exact: bool = False, heat: float = 1.0, layout: str = "padded"
+    seed: int = 0, *, exact: bool = False, temperature: float = 1.0, layout: str = "padded"
 ) -> Question:
-    return Question(tuple(random_groups(2, 3, seed=seed)), heat, layout, exact)
+    return Question(tuple(random_groups(2, 3, seed=seed)), temperature, layout, exact)
 
 
 def queue(*questions: Question) -> deque[Job]:
@@ -34,7 +34,8 @@ def test_what_waits_is_taken_together_up_to_the_token_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [question(1, exact=True), question(1, heat=0.5), question(1, layout="shared_prefix")]
+    "other",
+    [question(1, exact=True), question(1, temperature=0.5), question(1, layout="shared_prefix")],
 )
 def test_questions_that_differ_in_kind_do_not_share_a_pass(other: Question) -> None:
     first = question(0)
@@ -78,8 +79,8 @@ def test_waiting_questions_share_one_pass_and_get_their_own_numbers(
         alone = score_groups(policy, one.groups, 1.0, 4096, layout="padded")
         found = answer.result(20)
         assert found.keys() == alone.keys()
-        for place, (logps, _) in alone.items():
-            assert found[place][0] == pytest.approx(logps, abs=1e-5)
+        for place, (logprobs, _) in alone.items():
+            assert found[place][0] == pytest.approx(logprobs, abs=1e-5)
     worker.close()
     assert gate.passes == [2, 4]
     assert (worker.thread.counts.passes, worker.thread.counts.questions) == (2, 3)

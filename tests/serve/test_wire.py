@@ -70,8 +70,8 @@ def test_log_probs_arrive_bit_for_bit_and_in_their_places(question: Question) ->
     }
     body = encode_answer(question, scored, "m1")
     assert len(body) <= longest_answer(question)
-    logps, model = decode_answer(body, question)
-    assert model == "m1" and logps == {place: own for place, (own, _) in scored.items()}
+    logprobs, model = decode_answer(body, question)
+    assert model == "m1" and logprobs == {place: own for place, (own, _) in scored.items()}
 
 
 @given(questions())
@@ -191,9 +191,9 @@ def test_a_reply_of_other_numbers_is_refused(wrong: torch.Tensor) -> None:
     group = Group(Problem("", ""), (1,), (Completion((4, 5, 6), (0.0,) * 3, "eos"),))
     question = Question((group,), 1.0, "padded", True)
     with pytest.raises(BadBody):
-        decode_answer(save({"logps": wrong}, {"model": "m"}), question)
-    assert decode_answer(save({"logps": -torch.ones(3)}, {}), question) == (
+        decode_answer(save({"logprobs": wrong}, {"model": "m"}), question)
+    assert decode_answer(save({"logprobs": -torch.ones(3)}, {}), question) == (
         {(0, 0): [-1.0] * 3},
         "",
     )
-    assert load(encode_answer(question, {(0, 0): ([1.0] * 3, [])}, "m"))["logps"].shape == (3,)
+    assert load(encode_answer(question, {(0, 0): ([1.0] * 3, [])}, "m"))["logprobs"].shape == (3,)

@@ -14,7 +14,7 @@ from groupwise.cli.main import app
 from groupwise.tracking.html_page import shown
 from groupwise.tracking.html_report import report_page
 from groupwise.tracking.run import read_rollouts
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import small_config
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e\ud800</div><img src=x onerror=alert(1)>"

@@ -11,7 +11,7 @@ from groupwise.tracking import console as console_module
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.console import LiveConsole, can_redraw, printable, sparkline
 from groupwise.tracking.run import differences, read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from runs import small_config
 
 

@@ -14,7 +14,7 @@ from groupwise.view.stored_group import Unreadable, stored_group
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4), max_leaves=8)
-KEYS = ("tokens", "logps", "old_logps", "old_entropies", "ref_logps", "text", "stop")
+KEYS = ("tokens", "logprobs", "old_logprobs", "old_entropies", "ref_logprobs", "text", "stop")
 completions = st.dictionaries(st.sampled_from(KEYS), anything) | anything
 groups = st.fixed_dictionaries(
     {},
@@ -34,7 +34,7 @@ def no_texts(ids: Any) -> list[str]:
 
 
 @settings(deadline=None)
-@example({"completions": [{"tokens": [1, 2], "old_logps": [-1.0, -1.0]}]})
+@example({"completions": [{"tokens": [1, 2], "old_logprobs": [-1.0, -1.0]}]})
 @given(groups | anything)
 def test_any_json_is_a_card_or_a_refusal(data: Any) -> None:
     line = json.dumps(data).encode()
@@ -62,17 +62,17 @@ def test_any_bytes_are_a_card_or_a_refusal(line: bytes) -> None:
 
 def test_measures_are_worked_out_from_what_was_stored() -> None:
     completion = Completion(
-        (5, 6), (-1.0, -2.0), "eos", "ab", old_logps=(-1.0, -1.5), old_entropies=(0.3, 0.6),
-        ref_logps=(-1.0, -2.5),
+        (5, 6), (-1.0, -2.0), "eos", "ab", old_logprobs=(-1.0, -1.5), old_entropies=(0.3, 0.6),
+        ref_logprobs=(-1.0, -2.5),
     )  # fmt: skip
     group = Group(Problem("p", "q"), (1,), (completion,), {}, (1.0,), ((0.25, 0.75),))
     stored = stored_group(json.dumps(to_json(group)).encode(), 0)
     measures = token_page(stored, 0, 0, no_texts)["measures"]
-    assert measures["logp"] == [-1.0, -2.0] and measures["entropy"] == [0.3, 0.6]
+    assert measures["logprob"] == [-1.0, -2.0] and measures["entropy"] == [0.3, 0.6]
     assert measures["ratio"] == pytest.approx([1.0, 1.6487], abs=1e-4)  # exp(-1.5 + 2)
     assert measures["kl"] == pytest.approx([0.0, 0.36788], abs=1e-4)  # exp(-1) + 1 - 1
     assert stored.answers[0].advantage == 0.5  # given by token: the mean
-    assert token_page(stored, 0, 1, no_texts)["measures"]["logp"] == [-2.0]
+    assert token_page(stored, 0, 1, no_texts)["measures"]["logprob"] == [-2.0]
 
 
 def test_a_conversation_is_shown_under_its_roles() -> None:

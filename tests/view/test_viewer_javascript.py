@@ -66,7 +66,7 @@ def test_every_metric_has_one_section_and_reward_comes_first() -> None:
 
 def test_shades_stay_within_their_scale() -> None:
     values = "[-1e9, 0, 1e9].map((value) => m.shadeOf(name, value))"
-    calls = f"['logp', 'entropy', 'ratio', 'kl'].map((name) => {values})"
+    calls = f"['logprob', 'entropy', 'ratio', 'kl'].map((name) => {values})"
     shades = [shade for line in evaluate("measures.js", calls) for shade in line]
     assert {"heat-9", "heat-0", "cold-9"} <= set(shades)
     style = (STATIC / "answers.css").read_text()

@@ -147,7 +147,7 @@ def test_tokens_have_texts_and_numbers(tmp_path: pathlib.Path) -> None:
     found = client(run).get(f"{api(run)}/steps/1/groups/0/tokens").json()["answers"]
     assert [page["answer"] for page in found] == [0, 1]
     assert len(found[0]["texts"]) == 3 and found[0]["ids"] == [5, 6, 7]
-    assert found[0]["measures"] == {"logp": pytest.approx([-0.1, -0.2, -0.3])}
+    assert found[0]["measures"] == {"logprob": pytest.approx([-0.1, -0.2, -0.3])}
 
 
 def test_without_a_tokenizer_it_says_so(tmp_path: pathlib.Path) -> None:
@@ -161,7 +161,9 @@ def test_damaged_rollouts_are_reported_not_raised(tmp_path: pathlib.Path, damage
     run = make_run(tmp_path / "run", steps=2)
     path = run / "rollouts" / "step-000002.jsonl.gz"
     content = path.read_bytes()
-    odd = b'[1]\n{"problem": 7, "completions": [3, {"tokens": ["x"], "logps": {}}], "scores": []}\n'
+    odd = (
+        b'[1]\n{"problem": 7, "completions": [3, {"tokens": [""], "logprobs": {}}], "scores": []}\n'
+    )
     path.unlink()
     if damage == "cut":
         path.write_bytes(content[: len(content) // 2])

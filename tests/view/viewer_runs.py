@@ -17,8 +17,8 @@ COOKIE = "view-test"
 
 
 def answer(text: str, *, stop: str = "eos", tokens: Sequence[int] = (5, 6, 7)) -> Completion:
-    logps = tuple(-0.1 * (i + 1) for i in range(len(tokens)))
-    return Completion(tuple(tokens), logps, stop, text)  # type: ignore[arg-type]
+    logprobs = tuple(-0.1 * (i + 1) for i in range(len(tokens)))
+    return Completion(tuple(tokens), logprobs, stop, text)  # type: ignore[arg-type]
 
 
 def group(

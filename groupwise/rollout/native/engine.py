@@ -224,8 +224,8 @@ class _Rollout:
         positions = torch.from_numpy(lines.count[first : lines.active]).to(self.device)
         sampler = draw if self.engine.graphs is None else self.engine.graphs.draw
         seen = self._seen(first)
-        tokens, logps = sampler(logits_nV, keys, positions, self.sampling, seen)
-        return tokens[:, None], logps[:, None]
+        tokens, logprobs = sampler(logits_nV, keys, positions, self.sampling, seen)
+        return tokens[:, None], logprobs[:, None]
 
     def _seen(self, first: int) -> Tensor:
         """Prompt and answer so far, rows filled up with their own first token; or nothing."""
@@ -240,18 +240,18 @@ class _Rollout:
         filled = [row + row[:1] * (width - len(row)) for row in rows]
         return torch.tensor(filled, device=self.device)
 
-    def _take(self, tokens_nK: Tensor, logps_nK: Tensor, first: int = 0) -> None:
+    def _take(self, tokens_nK: Tensor, logprobs_nK: Tensor, first: int = 0) -> None:
         """Give new tokens to the answers from slot `first` on, and take finished answers out.
 
         The last active answers move into the slots that become free.
         """
         lines = self.lines
-        ends = lines.extend(np.asarray(tokens_nK.cpu()), np.asarray(logps_nK.cpu()), first)
+        ends = lines.extend(np.asarray(tokens_nK.cpu()), np.asarray(logprobs_nK.cpu()), first)
         if not ends:
             return
         for slot, reason in ends.items():
-            tokens, logps = tuple(lines.tokens_of(slot)), tuple(lines.logps_of(slot))
-            done = Completion(tokens, logps, reason, "", self.engine.version)
+            tokens, logprobs = tuple(lines.tokens_of(slot)), tuple(lines.logprobs_of(slot))
+            done = Completion(tokens, logprobs, reason, "", self.engine.version)
             self.done[lines.owner[slot]] = done
         sources, targets = lines.remove(ends)
         if sources:

@@ -37,7 +37,7 @@ class Buffers:
     position_S: Tensor
     keys_S2: Tensor
     tokens_KS: Tensor
-    logps_KS: Tensor
+    logprobs_KS: Tensor
     step: Tensor
 
     @staticmethod
@@ -105,7 +105,7 @@ class Graphs:
         for _ in range(steps):
             graph.replay()
         tokens = buffers.tokens_KS[:steps, :count].T.cpu()
-        return tokens, buffers.logps_KS[:steps, :count].T.cpu()
+        return tokens, buffers.logprobs_KS[:steps, :count].T.cpu()
 
     def _load(self, buffers: Buffers, lines: Lines, size: int) -> None:
         count = lines.active
@@ -174,12 +174,12 @@ class Graphs:
             )
         logits = self.policy.head(hidden[:, -1])
         nothing = torch.zeros(size, 0, dtype=torch.long, device=logits.device)
-        tokens, logps = self.draw(
+        tokens, logprobs = self.draw(
             logits, buffers.keys_S2[:size], buffers.position_S[:size], sampling, nothing
         )
         buffers.token_S[:size] = tokens
         buffers.tokens_KS[:, :size].index_copy_(0, buffers.step, tokens[None])
-        buffers.logps_KS[:, :size].index_copy_(0, buffers.step, logps[None])
+        buffers.logprobs_KS[:, :size].index_copy_(0, buffers.step, logprobs[None])
         buffers.fill_S[:size] += 1
         buffers.position_S[:size] += 1
         buffers.step.add_(1)

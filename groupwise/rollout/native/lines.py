@@ -27,7 +27,7 @@ class Lines:
 
     def make(self, slots: int) -> None:
         self.tokens = np.zeros((slots, self.width), dtype=np.int64)
-        self.logps = np.zeros((slots, self.width), dtype=np.float32)
+        self.logprobs = np.zeros((slots, self.width), dtype=np.float32)
         self.prompt = np.zeros(slots, dtype=np.int64)
         self.count = np.zeros(slots, dtype=np.int64)
         self.keys = np.zeros(slots, dtype=np.uint64)
@@ -52,11 +52,11 @@ class Lines:
     def tokens_of(self, slot: int) -> list[int]:
         return self.tokens[slot, : self.count[slot]].tolist()
 
-    def logps_of(self, slot: int) -> list[float]:
-        return self.logps[slot, : self.count[slot]].tolist()
+    def logprobs_of(self, slot: int) -> list[float]:
+        return self.logprobs[slot, : self.count[slot]].tolist()
 
     def extend(
-        self, tokens_nK: np.ndarray, logps_nK: np.ndarray, first: int = 0
+        self, tokens_nK: np.ndarray, logprobs_nK: np.ndarray, first: int = 0
     ) -> dict[int, StopReason]:
         """Append new tokens to the lines from `first` on, each up to its end. Who ended, and why.
 
@@ -67,7 +67,7 @@ class Lines:
         before = self.count[lines]
         places = before[:, None] + np.arange(steps)
         self.tokens[lines[:, None], places] = tokens_nK
-        self.logps[lines[:, None], places] = logps_nK
+        self.logprobs[lines[:, None], places] = logprobs_nK
         never = steps + 1
         is_eos = np.isin(tokens_nK, self.eos_ids)
         eos = np.where(is_eos.any(1), is_eos.argmax(1) + 1, never)
@@ -96,7 +96,7 @@ class Lines:
         left = self.active - len(gone)
         targets = [line for line in sorted(gone) if line < left]
         sources = [line for line in range(left, self.active) if line not in gone]
-        for array in (self.tokens, self.logps, self.prompt, self.count, self.keys):
+        for array in (self.tokens, self.logprobs, self.prompt, self.count, self.keys):
             array[targets] = array[sources]
         for source, target in zip(sources, targets, strict=True):
             self.owner[target] = self.owner[source]

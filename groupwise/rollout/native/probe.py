@@ -27,8 +27,8 @@ def why_not(policy: Policy) -> str | None:
         for answer in answers:
             tokens = torch.tensor([request.prompt_tokens + answer.tokens], device=policy.device)
             logits = policy.head(policy.body(input_ids=tokens))[0].float()
-            logps = logits[len(request.prompt_tokens) - 1 : -1].log_softmax(-1)
-            own = logps.gather(-1, tokens[0, len(request.prompt_tokens) :, None]).squeeze(-1)
-            gap = max(gap, (own.cpu() - torch.tensor(answer.logps)).abs().max().item())
+            logprobs = logits[len(request.prompt_tokens) - 1 : -1].log_softmax(-1)
+            own = logprobs.gather(-1, tokens[0, len(request.prompt_tokens) :, None]).squeeze(-1)
+            gap = max(gap, (own.cpu() - torch.tensor(answer.logprobs)).abs().max().item())
     tolerance = 0.25 if policy.rounds else 1e-3
     return None if gap <= tolerance else f"its log-probs change by {gap:.2g} under our attention"

@@ -155,5 +155,5 @@ def drawn(output: Any) -> Drawn:
     tokens = tuple(answer.token_ids)
     assert answer.finish_reason in ("stop", "length") and len(answer.logprobs) == len(tokens)
     steps = zip(tokens, answer.logprobs, strict=True)
-    logps = tuple(min(step[token].logprob, 0.0) for token, step in steps)
-    return Drawn(tokens, logps, answer.finish_reason, "")
+    logprobs = tuple(min(step[token].logprob, 0.0) for token, step in steps)
+    return Drawn(tokens, logprobs, answer.finish_reason, "")

@@ -29,7 +29,7 @@ class Drawn:
     """What a server drew: `ended` is "stop" or "length", `version` the weights that drew it."""
 
     tokens: tuple[int, ...]
-    logps: tuple[float, ...]
+    logprobs: tuple[float, ...]
     ended: str
     version: str
 
@@ -72,11 +72,11 @@ def decode_answer(body: bytes, vocab: int, max_tokens: int) -> Drawn:
     tokens, ended = _tokens(choice, vocab, max_tokens), choice.get("finish_reason")
     if ended not in ("stop", "length"):
         raise BadAnswer(f"it ended an answer by {str(ended)[:40]!r}")
-    logps = _logps(choice, tokens)
+    logprobs = _logprobs(choice, tokens)
     versions = {_get(span, "version") for span in choice.get("weight_versions") or []}
     if len(versions) != 1:
         raise BadAnswer("an answer is not by one version of the weights")
-    return Drawn(tuple(tokens), logps, ended, str(versions.pop()))
+    return Drawn(tuple(tokens), logprobs, ended, str(versions.pop()))
 
 
 def encode_probe(tokens: Sequence[int], *, adapter: bool = False) -> bytes:
@@ -90,13 +90,13 @@ def decode_probe(body: bytes, tokens: Sequence[int]) -> tuple[float, ...]:
     found = _get(_json(body), "prompt_logprobs")
     if not isinstance(found, list) or len(found) != len(tokens):
         raise BadAnswer("its reply does not hold the log-probs of a prompt")
-    logps = []
+    logprobs = []
     for token, at in zip(tokens[1:], found[1:], strict=True):
-        logp = _get(_get(at, str(token)), "logprob")
-        if not isinstance(logp, float | int) or not math.isfinite(logp):
+        logprob = _get(_get(at, str(token)), "logprob")
+        if not isinstance(logprob, float | int) or not math.isfinite(logprob):
             raise BadAnswer("its reply does not hold the log-probs of a prompt")
-        logps.append(float(logp))
-    return tuple(logps)
+        logprobs.append(float(logprob))
+    return tuple(logprobs)
 
 
 def completion(
@@ -110,7 +110,7 @@ def completion(
     at = stops.first_end(tokens[:length])
     if at is not None and (reason != "eos" or at < length):
         length, reason = at, "stop"
-    return Completion(tokens[:length], drawn.logps[:length], reason, "", version)
+    return Completion(tokens[:length], drawn.logprobs[:length], reason, "", version)
 
 
 def _choice(body: bytes) -> dict[str, Any]:
@@ -120,19 +120,19 @@ def _choice(body: bytes) -> dict[str, Any]:
     return choices[0]
 
 
-def _logps(choice: dict[str, Any], tokens: Sequence[int]) -> tuple[float, ...]:
+def _logprobs(choice: dict[str, Any], tokens: Sequence[int]) -> tuple[float, ...]:
     content = _get(choice.get("logprobs"), "content")
     if not isinstance(content, list) or len(content) != len(tokens):
         raise BadAnswer("its reply does not hold a log-prob for each token")
-    logps = []
+    logprobs = []
     for token, at in zip(tokens, content, strict=True):
-        logp = _get(at, "logprob")
-        if _get(at, "token_id") != token or not isinstance(logp, float | int):
+        logprob = _get(at, "logprob")
+        if _get(at, "token_id") != token or not isinstance(logprob, float | int):
             raise BadAnswer("its reply does not hold a log-prob for each token")
-        if not -9999 < logp <= 1e-3:
-            raise BadAnswer(f"it gives a drawn token the log-prob {logp:g}")
-        logps.append(min(float(logp), 0.0))
-    return tuple(logps)
+        if not -9999 < logprob <= 1e-3:
+            raise BadAnswer(f"it gives a drawn token the log-prob {logprob:g}")
+        logprobs.append(min(float(logprob), 0.0))
+    return tuple(logprobs)
 
 
 def _tokens(choice: dict[str, Any], vocab: int, max_tokens: int) -> list[int]:

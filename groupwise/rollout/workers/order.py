@@ -9,7 +9,7 @@ An order is some requests, drawn under one sampling setting by one version of a 
 
 with `sampling` (JSON), `run` and `version` as text in the header. The reply holds the answers:
 
-    tokens int32, lengths int32, logps float32, stops uint8 (the place in STOPS)
+    tokens int32, lengths int32, logprobs float32, stops uint8 (the place in STOPS)
 
 What arrives is checked on both sides before it is used.
 """
@@ -94,7 +94,9 @@ def encode_answers(answers: Answers, order: Order) -> bytes:
     tensors = {
         "tokens": int32([token for completion in flat for token in completion.tokens]),
         "lengths": int32([len(completion.tokens) for completion in flat]),
-        "logps": torch.tensor([logp for c in flat for logp in c.logps], dtype=torch.float32),
+        "logprobs": torch.tensor(
+            [logprob for c in flat for logprob in c.logprobs], dtype=torch.float32
+        ),
         "stops": torch.tensor([STOPS.index(c.stop) for c in flat], dtype=torch.uint8),
     }
     return save(tensors, {"run": order.run, "version": str(order.version)})
@@ -110,7 +112,7 @@ def decode_answers(body: bytes, order: Order, vocab: int) -> Answers:
     wanted = {
         "tokens": torch.int32,
         "lengths": torch.int32,
-        "logps": torch.float32,
+        "logprobs": torch.float32,
         "stops": torch.uint8,
     }
     if {name: t.dtype for name, t in tensors.items() if t.ndim == 1} != wanted:
@@ -118,16 +120,16 @@ def decode_answers(body: bytes, order: Order, vocab: int) -> Answers:
     lengths, stops = tensors["lengths"].tolist(), tensors["stops"].tolist()
     fits = len(lengths) == len(stops) == order.answers and set(stops) <= set(range(len(STOPS)))
     fits = fits and all(0 <= length <= order.sampling.max_tokens for length in lengths)
-    if not fits or not sum(lengths) == len(tensors["tokens"]) == len(tensors["logps"]):
+    if not fits or not sum(lengths) == len(tensors["tokens"]) == len(tensors["logprobs"]):
         raise BadBody(f"the reply is not {order.answers} answers")
-    if not _in_vocabulary(tensors["tokens"].tolist(), vocab) or tensors["logps"].isinf().any():
+    if not _in_vocabulary(tensors["tokens"].tolist(), vocab) or tensors["logprobs"].isinf().any():
         raise BadBody("the reply holds tokens or log-probs that cannot be")
     parts = zip(
-        tensors["tokens"].split(lengths), tensors["logps"].split(lengths), stops, strict=True
+        tensors["tokens"].split(lengths), tensors["logprobs"].split(lengths), stops, strict=True
     )
     made = iter(
-        Completion(tuple(tokens.tolist()), tuple(logps.tolist()), STOPS[stop], "", order.version)
-        for tokens, logps, stop in parts
+        Completion(tuple(tokens.tolist()), tuple(logprobs.tolist()), STOPS[stop], "", order.version)
+        for tokens, logprobs, stop in parts
     )
     return [tuple(next(made) for _ in request.keys) for request in order.requests]
 

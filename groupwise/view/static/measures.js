@@ -5,7 +5,7 @@ const LEVELS = 9;
 const clamp = (share) => Math.round(Math.min(Math.max(share, 0), 1) * LEVELS);
 
 export const MEASURES = {
-  logp: {
+  logprob: {
     label: "log-prob",
     legend: ["sure", "surprised"],
     shade: (value) => `heat-${clamp(1 - Math.exp(value))}`,

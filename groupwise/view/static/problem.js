@@ -39,7 +39,7 @@ export function problem(frame, parts, query) {
       const one = seen[Number(chosen)];
       try {
         const group = await ask(groupData(run.id, one.step, one.group));
-        const measure = localStorage.getItem("groupwise.measure") ?? "logp";
+        const measure = localStorage.getItem("groupwise.measure") ?? "logprob";
         holder.replaceChildren(groupCard(group, { run: run.id, step: one.step, measure }));
       } catch (error) {
         holder.replaceChildren(el("p", { class: "problem" }, error.message));

@@ -22,7 +22,7 @@ export function rollouts(frame, parts, query) {
   let steps = [];
   let step = Number(parts[1]) || null;
   let asked = 0;
-  const view = { measure: localStorage.getItem("groupwise.measure") ?? "logp", filter: query.get("filter") || "", q: query.get("q") || "", everywhere: query.has("everywhere") };
+  const view = { measure: localStorage.getItem("groupwise.measure") ?? "logprob", filter: query.get("filter") || "", q: query.get("q") || "", everywhere: query.has("everywhere") };
 
   const list = el("div", { class: "cards" });
   const problem = el("p", { class: "problem", role: "alert" });

@@ -110,9 +110,9 @@ class FakeVllm:
 
     def probe(self, tokens: list[int]) -> list[dict[str, Any] | None]:
         assert tuple(tokens) == probe_tokens(self.policy.vocab)
-        logps = identify(self.policy).probe
-        pairs = zip(tokens[1:], logps, strict=True)
-        return [None, *({str(token): {"logprob": logp}} for token, logp in pairs)]
+        logprobs = identify(self.policy).probe
+        pairs = zip(tokens[1:], logprobs, strict=True)
+        return [None, *({str(token): {"logprob": logprob}} for token, logprob in pairs)]
 
 
 def tokens_for(seed: int, count: int) -> list[int]:

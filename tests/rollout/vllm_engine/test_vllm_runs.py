@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from groupwise.recipe import write_config
 from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.train.api import train
+from groupwise.training.api import train
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
 
@@ -104,7 +104,7 @@ import json, sys, torch
 from groupwise.recipe import parse, read_yaml
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.vllm.colocated import VllmColocated
-from groupwise.train.api import train
+from groupwise.training.api import train
 from groupwise.types import Request, Sampling
 
 generate, greedy, asked, found = VllmColocated.generate, Sampling(16, temperature=0.0), [], []
@@ -117,7 +117,7 @@ def compared(self, requests, sampling):
         pairs = [(a, b) for (a,), (b,) in zip(ours, theirs, strict=True)]
         found.append({
             "same": all(a.tokens == b.tokens and a.stop == b.stop for a, b in pairs),
-            "gap": max(abs(x - y) for a, b in pairs for x, y in zip(a.logps, b.logps)),
+            "gap": max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs)),
             "versions": sorted({b.version for _, b in pairs}),
             "tokens": [b.tokens for _, b in pairs],
         })

@@ -18,7 +18,7 @@ from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.vllm.servers import VllmServers
 from groupwise.tracking.run import read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from groupwise.types import Completion, Group, Problem, Request, Sampling
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
@@ -62,22 +62,22 @@ def same_answers(ours: Sequence[Any], theirs: Sequence[Any], within: float = 1e-
     for own, group in zip(ours, theirs, strict=True):
         for a, b in zip(own, group, strict=True):
             assert a.tokens == b.tokens and a.stop == b.stop
-            assert b.logps == pytest.approx(a.logps, abs=within)
+            assert b.logprobs == pytest.approx(a.logprobs, abs=within)
 
 
-def trainer_logps(
-    policy: Policy, asked: Sequence[Request], found: Sequence[Any], heat: float
+def trainer_logprobs(
+    policy: Policy, asked: Sequence[Request], found: Sequence[Any], temperature: float
 ) -> list[float]:
     groups = [
         Group(Problem(str(n), ""), request.prompt_tokens, tuple(answers))
         for n, (request, answers) in enumerate(zip(asked, found, strict=True))
     ]
-    scored = score_groups(policy, groups, heat, 4096)
-    return [logp for place in sorted(scored) for logp in scored[place][0]]
+    scored = score_groups(policy, groups, temperature, 4096)
+    return [logprob for place in sorted(scored) for logprob in scored[place][0]]
 
 
 def flat(found: Sequence[tuple[Completion, ...]]) -> list[float]:
-    return [logp for group in found for answer in group for logp in answer.logps]
+    return [logprob for group in found for answer in group for logprob in answer.logprobs]
 
 
 def test_greedy_answers_are_those_of_our_own_engine(server: Running) -> None:
@@ -103,12 +103,16 @@ def test_pushed_weights_are_what_answers_come_from(server: Running) -> None:
     same_answers(after, sampler.generate(asked, GREEDY), within=1e-5)
 
 
-@pytest.mark.parametrize("heat", [1.0, 0.7])
-def test_log_probs_are_of_what_was_drawn_at_its_temperature(server: Running, heat: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_of_what_was_drawn_at_its_temperature(
+    server: Running, temperature: float
+) -> None:
     policy = tiny()
     asked = requests(policy, answers=6)
-    found = engine(server, policy).generate(asked, Sampling(max_tokens=20, temperature=heat))
-    assert flat(found) == pytest.approx(trainer_logps(policy, asked, found, heat), abs=1e-3)
+    found = engine(server, policy).generate(asked, Sampling(max_tokens=20, temperature=temperature))
+    assert flat(found) == pytest.approx(
+        trainer_logprobs(policy, asked, found, temperature), abs=1e-3
+    )
     assert min(flat(found)) < -1.0  # not all were certain
 
 
@@ -118,7 +122,7 @@ def test_filters_are_in_the_log_probs(server: Running) -> None:
     asked, sampler = requests(policy, answers=4), engine(server, policy)
     assert min(flat(sampler.generate(asked, Sampling(8, top_k=1)))) > -1e-4
     found = sampler.generate(asked, Sampling(16, temperature=1.3, top_p=0.8))
-    free = trainer_logps(policy, asked, found, 1.3)
+    free = trainer_logprobs(policy, asked, found, 1.3)
     assert all(a >= b - 1e-3 for a, b in zip(flat(found), free, strict=True))
     assert max(a - b for a, b in zip(flat(found), free, strict=True)) > 0.05
 
@@ -178,7 +182,7 @@ def test_an_adapter_is_pushed_alone_and_answers_come_from_it(adapter_server: Run
         assert [a.tokens for (a,) in found] != [a.tokens for (a,) in plain]
         plain = found
     sampled = sampler.generate(requests(policy, 4), Sampling(16))
-    expected = trainer_logps(policy, requests(policy, 4), sampled, 1.0)
+    expected = trainer_logprobs(policy, requests(policy, 4), sampled, 1.0)
     assert flat(sampled) == pytest.approx(expected, abs=1e-3)
 
 

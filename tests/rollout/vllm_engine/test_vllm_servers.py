@@ -16,8 +16,8 @@ from fake_vllm import TOKEN, FakeVllm, running, tokens_for
 from safetensors.torch import load_file
 from starlette.responses import PlainTextResponse, Response
 
+from groupwise.check.doctor import needed_extras, vllm_servers
 from groupwise.config import EngineSettings
-from groupwise.doctor import needed_extras, vllm_servers
 from groupwise.errors import ConfigError, EngineGoneError, ModelError
 from groupwise.policy.load import load_policy
 from groupwise.recipe import parse, write_config
@@ -27,7 +27,7 @@ from groupwise.rollout.vllm.engine import share_servers
 from groupwise.rollout.vllm.servers import VllmServers, other_weights
 from groupwise.rollout.vllm.wire import sampling_params
 from groupwise.tracking.run import read_metrics
-from groupwise.train.api import train
+from groupwise.training.api import train
 from groupwise.types import Request, Sampling
 from runs import fingerprint, small_config
 from small_models import random_policy
@@ -69,7 +69,7 @@ def test_weights_arrive_whole_and_answers_carry_their_version(two: list[FakeVllm
     found = sampler.generate(REQUESTS, SAMPLING)
     assert [[a.tokens for a in group] for group in found] == expected()
     assert {a.version for group in found for a in group} == {3}
-    assert found[0][0].logps == tuple(-t / 64 for t in found[0][0].tokens)
+    assert found[0][0].logprobs == tuple(-t / 64 for t in found[0][0].tokens)
     own = dict(sampler.policy.model.named_parameters())
     for fake in two:
         assert fake.engine.calls == ["pause", "groupwise_reload", "resume"]

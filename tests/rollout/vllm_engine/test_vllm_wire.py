@@ -66,7 +66,7 @@ def test_answers_are_cut_where_our_own_engines_cut_them() -> None:
     def ended(tokens: tuple[int, ...], by: str, stops: StopStrings = NO_STOPS) -> tuple[Any, str]:
         drawn = Drawn(tokens, tuple(-float(t) for t in tokens), by, "")
         found = completion(drawn, 4, (2, 3), stops)
-        assert found.version == 4 and found.logps == tuple(-float(t) for t in found.tokens)
+        assert found.version == 4 and found.logprobs == tuple(-float(t) for t in found.tokens)
         return found.tokens, found.stop
 
     assert ended((5, 6, 3), "stop") == ((5, 6, 3), "eos")

@@ -1,0 +1,270 @@
+"""What lies in a GPU's memory while sampling and while updating, part by part, in bytes.
+
+Written after the code that allocates it: what autograd keeps of a layer, what the optimizer owns,
+how large the sampler makes its cache and for how long. Two things surprise: the cache of the native
+engine stays between steps, so it counts in the update too; and the backward pass has several
+moments that may be its peak, of which the largest counts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from groupwise.check.plan.gpus import GIB, Gpu
+from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
+from groupwise.check.plan.shapes import Shape
+
+Parts = Mapping[str, float]
+
+NF4 = 0.516
+"""Bytes of a weight in 4 bits, with the doubly quantised scales of blocks of 64."""
+CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**26, 2**27
+"""objective/logprobs.py: logits that exist at once."""
+PREFILL_TOKENS, BURST = 8192, 8
+"""rollout/native: prompt tokens computed at once; places that a burst may run over."""
+FREE_SHARE = 0.8
+"""rollout/native/engine.py: share of what is free that the cache may take."""
+WORKSPACE, GRAPH_WORKSPACES = 0.15 * GIB, 0.3 * GIB
+"""Of the matrix library on CUDA; a stream more for each batch size that graphs are captured for."""
+DEEPSPEED_BUCKET = 500_000_000
+"""Its default, in numbers; one of them is filled while the other is sent."""
+CONTEXT = 0.6 * GIB
+"""CUDA itself, outside of torch's count."""
+SLACK = 0.07
+"""Of what comes and goes: holes between blocks in torch's allocator (measured: 4 to 9 %)."""
+PROCESS = 0.5 * GIB
+"""On a CPU: Python and its libraries."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU by part, in each phase at its fullest moment."""
+
+    sampling: Parts
+    update: Parts
+    slack: float
+    """CUDA's context and the allocator's holes: beside what tensors take."""
+    host: float = 0.0
+    """CPU memory for what is offloaded."""
+
+    @property
+    def tensors(self) -> float:
+        """What torch counts as allocated at the peak."""
+        return max(sum(self.sampling.values()), sum(self.update.values()))
+
+    @property
+    def peak(self) -> float:
+        return self.tensors + self.slack
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is there all the time, and the gradients that come and go."""
+
+    parts: Parts
+    gradients: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def memory(shape: Shape, job: Job, gpu: Gpu) -> Memory:
+    held = held_bytes(shape, job)
+    cache = cache_bytes(shape, job, gpu, held.total)
+    work = WORKSPACE + GRAPH_WORKSPACES * (job.mean_answer is not None)
+    libraries = {"work space": PROCESS if gpu.is_cpu else work}
+    stays = cache if job.engine == "native" else 0.0
+    vllm = job.engine_share * gpu.memory
+    sampling = {
+        **held.parts,
+        "cache": cache,
+        "vLLM": vllm,
+        "activations": sampling_bytes(shape, job),
+        **libraries,
+    }
+    first, *later = job.microbatches()
+    moments = update_moments(shape, job, gpu, first, 0.0, held.gradients)
+    if later:  # the gradient of what came before is there already
+        largest = max(later)
+        moments += update_moments(shape, job, gpu, largest, held.gradients, held.gradients)
+    fullest = max(moments, key=lambda parts: sum(parts.values()))
+    awake = 0.0 if job.engine_sleeps else vllm
+    update = {**held.parts, "cache": stays, "vLLM": awake, **fullest, **libraries}
+    coming = max(sum(update.values()) - awake, sum(sampling.values()) - vllm) - held.total - stays
+    slack = 0.0 if gpu.is_cpu else CONTEXT + SLACK * coming
+    return Memory(_present(sampling), _present(update), slack, held.host)
+
+
+def weights_bytes(shape: Shape, job: Job) -> float:
+    """The policy, with its adapter. Embeddings, norms, biases and the head are never quantised."""
+    matrices = shape.layers * shape.linear_layer
+    rest = (shape.parameters - matrices) * job.number
+    each = {"nf4": NF4, "int8": 1.0}.get(job.quantization or "", job.number)
+    scales = 4 * shape.layers * shape.rows if job.quantization == "int8" else 0
+    adapter = trained(shape, job) * job.number if job.rank else 0
+    return matrices * each + scales + rest + adapter
+
+
+def trained(shape: Shape, job: Job) -> int:
+    """How many weights train."""
+    return shape.adapter(job.rank, job.targets) if job.rank else shape.parameters
+
+
+def held_bytes(shape: Shape, job: Job) -> Held:
+    """training/optim.py: fp32 masters of half-precision weights, fp32 gradients, two moments.
+
+    Where weights are sharded, every GPU still has them whole in the policy's precision: it samples
+    from them. FSDP2's shards are fp32 and are the masters at once, DeepSpeed has masters besides.
+    """
+    count, weights = trained(shape, job), weights_bytes(shape, job)
+    split = job.world if job.sharding in SHARDS_OPTIMIZER else 1
+    whole = job.sharding not in SHARDS_WEIGHTS or job.world == 1
+    masters = 4 * count if job.precision != "fp32" or job.offload_optimizer or not whole else 0
+    moments = (2 if job.eight_bit else 8) * count
+    gradients = 4 * count / (job.world if job.sharding in SHARDS_GRADIENTS else 1)
+    shards = 0.0
+    if not whole:
+        frozen = weights - count * job.number
+        shards = (frozen if job.sharding == "fsdp2" else weights) / job.world
+    optimizer = (masters + moments) / split
+    offloaded = optimizer + gradients if job.offload_optimizer else 0.0
+    parts: dict[str, float] = {
+        "weights": weights,
+        "weight shards": 0.0 if job.offload_weights else shards,
+        "masters": 0.0 if job.offload_optimizer else masters / split,
+        "moments": 0.0 if job.offload_optimizer else moments / split,
+        "reference": weights if job.reference == "copy" else 0.0,
+        "gathered layers": 0.0 if whole else gathered_bytes(shape, job),
+        "buckets": bucket_bytes(count, job),
+    }
+    away = shards if job.offload_weights else 0.0
+    return Held(parts, 0.0 if job.offload_optimizer else gradients, offloaded + away)
+
+
+def gathered_bytes(shape: Shape, job: Job) -> float:
+    """Shards put together for a pass: embeddings and head, a layer, and the next one ahead."""
+    outer = shape.parameters - shape.layers * shape.layer
+    return job.number * (2 * shape.layer + outer)
+
+
+def bucket_bytes(count: int, job: Job) -> float:
+    """DeepSpeed sends gradients and weights in buckets; ours are small."""
+    if not job.sharding.startswith("zero") or job.world == 1:
+        return 0.0
+    return 2 * job.number * min(count, DEEPSPEED_BUCKET)
+
+
+def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
+    """Keys and values of the answers that are sampled at once, in slots of one length."""
+    if job.engine in ("vllm", "elsewhere"):
+        return 0.0
+    slot = slot_bytes(shape, job)
+    wanted = min(job.own_answers, job.max_batch)
+    context = 0.0 if gpu.is_cpu else CONTEXT
+    share = FREE_SHARE / 2 if gpu.is_cpu else FREE_SHARE
+    affordable = int(share * max(gpu.memory - context - held, 0) / slot)
+    return slot * max(1, min(wanted, affordable))
+
+
+def slot_bytes(shape: Shape, job: Job) -> float:
+    places = job.prompt_tokens + job.answer_tokens + BURST
+    return places * 2 * shape.layers * shape.kv * job.number
+
+
+def sampling_bytes(shape: Shape, job: Job) -> float:
+    """Prompts being computed, with the keys that are kept of them; or logits being drawn from."""
+    if job.engine in ("vllm", "elsewhere"):
+        return 0.0
+    prompts = job.own_prompts * job.prompt_tokens
+    tokens = min(max(PREFILL_TOKENS, job.prompt_tokens), prompts)
+    kept = tokens * 2 * shape.layers * shape.kv * job.number
+    layer = tokens * (4 * shape.hidden + job.number * (2 * shape.hidden + 3 * shape.intermediate))
+    rows = min(job.own_answers, job.max_batch)
+    drawn = rows * shape.vocab * (job.number + 8)
+    return kept + max(layer, drawn) + unpacked(shape, job)
+
+
+def unpacked(shape: Shape, job: Job) -> float:
+    """The largest quantised matrix, whole again while it is multiplied by."""
+    return job.number * shape.hidden * shape.intermediate if job.quantization else 0.0
+
+
+def layer_kept(shape: Shape, job: Job, packed: bool | None = None) -> float:
+    """Bytes that autograd keeps of one token in one layer.
+
+    A norm keeps its input in fp32, the normalised input where its weight trains, and its output,
+    which the next products need. Attention keeps queries, keys, values and its result; the MLP
+    gate, its activation, up, and their product. Compiled layers compute half of that again. Where
+    FlashAttention cannot take all stretches at once (`packed`; not in fp32) they are cut out, and
+    an answer's keys are joined to its prompt's.
+    """
+    hidden, inner, size = shape.hidden, shape.intermediate, job.number
+    attention = size * 2 * (shape.attention + shape.kv) + 4 * shape.heads
+    packed = job.precision != "fp32" if packed is None else packed
+    if not packed:
+        meetings = job.group_size * job.longest_row / max(job.group_tokens, 1)
+        attention += size * 2 * (shape.attention + shape.kv * meetings)
+    if job.compiled:
+        return size * (4 * hidden + 3 * inner) + attention
+    whole = 0 if job.rank else 1
+    norms = 2 * hidden * (4 + size * whole + size)
+    adapter = size * job.rank * len(job.targets or range(7))
+    return norms + attention + size * 4 * inner + adapter
+
+
+def layer_passing(shape: Shape, job: Job) -> float:
+    """Gradients of one token inside a layer, at the MLP's gate, above what is kept by then."""
+    return job.number * (2 * shape.intermediate + 3 * shape.hidden)
+
+
+def kept_bytes(shape: Shape, job: Job, tokens: int) -> float:
+    """Of all layers from the forward to the backward pass; checkpointing keeps inputs alone."""
+    if job.checkpointing == "offload":
+        return 0.0
+    if job.checkpointing:
+        return tokens * shape.layers * shape.hidden * job.number
+    return tokens * shape.layers * layer_kept(shape, job)
+
+
+def logits_bytes(shape: Shape, job: Job, tokens: int, on_cpu: bool) -> float:
+    """One chunk of the head's output with what is computed from it, backward included."""
+    limit = CPU_CHUNK_LOGITS if on_cpu else CHUNK_LOGITS
+    count = min(tokens, max(1, limit // shape.vocab)) * shape.vocab
+    if job.entropy_grad:
+        return count * (job.number + 24)
+    if on_cpu:
+        return count * 2 * job.number
+    return count * (job.number + (6 if job.compiled else 12))
+
+
+def update_moments(
+    shape: Shape, job: Job, gpu: Gpu, tokens: int, before: float, gradients: float
+) -> list[dict[str, float]]:
+    """What comes and goes with a micro-batch, at each moment that may be the fullest.
+
+    The forward pass is over and the head's gradient is computed; the last layer's is; nothing is
+    left but the gradient of every weight, the embeddings' just added.
+    """
+    share = job.group_size * job.typical / max(job.group_tokens, 1)
+    predicted = min(tokens, math.ceil(tokens * share))
+    kept = kept_bytes(shape, job, tokens)
+    last = tokens * shape.hidden * (4 + 2 * job.number) + predicted * shape.hidden * job.number
+    head = 0.0 if job.rank else 2 * job.number * shape.head
+    again = tokens * layer_kept(shape, job) if job.checkpointing else 0.0
+    step = 0.0 if job.rank else 6 * shape.hidden * shape.intermediate
+    passing = tokens * layer_passing(shape, job) + unpacked(shape, job) + step
+    return [
+        {
+            "gradients": before + head,
+            "activations": kept + last,
+            "logits": logits_bytes(shape, job, predicted, gpu.is_cpu),
+        },
+        {"gradients": before + head, "activations": kept + again + passing},
+        {"gradients": gradients + head, "activations": tokens * shape.hidden * job.number},
+    ]
+
+
+def _present(parts: Parts) -> Parts:
+    return {name: size for name, size in parts.items() if size}

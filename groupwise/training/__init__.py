@@ -1,0 +1,1 @@
+"""The loop and what it needs; `groupwise.train(config)` is training/api.py."""

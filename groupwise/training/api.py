@@ -1,0 +1,247 @@
+"""Train from a config: load, resume where there is something to resume, run the loop, finish."""
+
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from groupwise.config import Config
+from groupwise.diagnose import diagnose
+from groupwise.distributed.join import joined
+from groupwise.distributed.world import ALONE, World
+from groupwise.errors import ConfigError
+from groupwise.load import Parts, describe, load_parts, make_reference
+from groupwise.policy.load import Policy
+from groupwise.rewards.base import Reward
+from groupwise.rollout.vllm.engine import share_servers
+from groupwise.tasks.base import Task
+from groupwise.tracking.base import Tracker, Trackers
+from groupwise.tracking.card import model_card
+from groupwise.tracking.console import LiveConsole, can_redraw, console
+from groupwise.tracking.html_report import write_report
+from groupwise.tracking.report import (
+    before_after_table,
+    print_curve,
+    print_findings,
+    save_before_after,
+    save_curve,
+)
+from groupwise.tracking.run import RunFolder, read_metrics
+from groupwise.tracking.services import Service, TensorBoard
+from groupwise.training.checkpoint import (
+    load_into,
+    newest_checkpoint,
+    replace_folder,
+    save_checkpoint,
+    save_model,
+)
+from groupwise.training.followed_run import open_run
+from groupwise.training.loop import run_loop
+from groupwise.training.parallel import check_ranks, make_stepper
+from groupwise.training.signals import StopRequest
+from groupwise.training.state import TrainState
+
+log = logging.getLogger("groupwise")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: pathlib.Path
+    summary: Mapping[str, Any]
+
+    @property
+    def model(self) -> pathlib.Path:
+        """The trained model: a Hugging Face folder."""
+        return self.folder / "model"
+
+
+def train(
+    config: Config,
+    out: str | pathlib.Path | None = None,
+    *,
+    rewards: Sequence[Reward | Callable[..., Any]] | None = None,
+    task: Task | None = None,
+    quiet: bool = False,
+) -> Result:
+    """Train into the folder `out`; called again with the same config, go on where it stopped.
+
+    Without `out` the folder is `default_folder(config)`: each config has one of its own.
+    `rewards` and `task` take functions and objects in place of the names in the config.
+    """
+    check_plan(config)
+    chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
+    folder = default_folder(config) if out is None else pathlib.Path(out)
+    with joined(config.device, config.distributed.timeout) as world:
+        check_ranks(config, world)
+        with open_run(folder, config, world) as run, StopRequest() as stop:
+            finished = world.broadcast(run.summary)
+            if finished is not None and finished["steps"] >= config.steps:
+                log.info("%s is finished: nothing to do", run.path)
+                return Result(run.path, finished)
+            newest = world.first_does(lambda: _as_text(newest_checkpoint(run.checkpoints)))
+            with world.one_ahead():
+                weights = newest and f"{newest}/model"
+                parts = load_parts(
+                    config, weights=weights, rewards=chosen, task=task, training=True
+                )
+            parts.world = world.aside()
+            share_servers(parts.engine, world)
+            with parts:
+                resumed = pathlib.Path(newest) if newest else None
+                state = start_state(parts, resumed, world)
+                return run_to_the_end(parts, state, run, stop, quiet or not world.first)
+
+
+def run_to_the_end(
+    parts: Parts, state: TrainState, run: RunFolder, stop: StopRequest, quiet: bool
+) -> Result:
+    """From where `state` stands: the loop, between two held-out evaluations."""
+    config = parts.config
+    run.rewind(state.step)
+    if not quiet:
+        console.print(describe(config, parts.policy), highlight=False)
+    if state.step or state.before:
+        log.info("resuming %s after step %d", run.path, state.step)
+    if not state.before:
+        with _status("held-out evaluation before training", quiet):
+            held_out = parts.evaluate("test")
+        run.log_evaluation("before", held_out.problems)
+        state.before = held_out.metrics
+    first = state.optimizer.world.first
+    makers = _tracker_makers(config, run, state.step, quiet) if first else {}
+    trackers = Trackers(makers)
+    try:
+        run_loop(parts, state, run, trackers, stop)
+    finally:
+        trackers.close()
+    return finish(parts, state, run, quiet)
+
+
+def _as_text(path: pathlib.Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def default_folder(config: Config) -> pathlib.Path:
+    """runs/tiny-arithmetic-1f0c59d2: the last part is a digest of the settings."""
+    settings = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
+    model = pathlib.PurePath(config.model).name[:40]
+    return pathlib.Path("runs") / f"{model}-{config.task.kind}-{digest}"
+
+
+def start_state(parts: Parts, resumed: pathlib.Path | None, world: World = ALONE) -> TrainState:
+    """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
+    return make_state(parts.config, parts.policy, resumed, world)
+
+
+def make_state(
+    config: Config,
+    policy: Policy,
+    resumed: pathlib.Path | None,
+    world: World = ALONE,
+    *,
+    with_reference: bool = True,
+) -> TrainState:
+    """`with_reference=False`: for updates whose reference log-probs are known already."""
+    reference = None
+    if config.algorithm.needs_reference and with_reference:
+        reference = make_reference(config, policy, fresh=resumed is None)
+    optimizer, shards = make_stepper(config, policy, world)
+    weight = config.algorithm.entropy_weight
+    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight)
+    if resumed is not None:
+        load_into(state, resumed)
+    return state
+
+
+def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Result:
+    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve."""
+    config = parts.config
+    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    with _status("held-out evaluation after training", quiet):
+        held_out = parts.evaluate("test")
+    after = held_out.metrics
+    if not state.optimizer.world.first:
+        return Result(run.path, {"before": state.before, "after": after, "steps": state.step})
+    run.log_evaluation("after", held_out.problems)
+    steps = read_metrics(run.path)
+    findings = diagnose(steps, config)
+    summary = {
+        "status": "finished",
+        "steps": state.step,
+        "seconds": state.seconds,
+        "before": state.before,
+        "after": after,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+    def write(folder: pathlib.Path) -> None:
+        save_model(parts.policy, folder)
+        (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
+
+    replace_folder(run.path / "model", write)
+    save_curve(steps, run.path / "reward.png")
+    write_report(run.path, summary)
+    save_before_after(state.before, after, run.path / "eval" / "before_after.md")
+    run.write_summary(summary)
+    if not quiet:
+        print_curve([line["reward"] for line in steps])
+        title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
+        console.print(before_after_table(state.before, after, title))
+        print_findings(findings)
+        console.print(
+            f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
+            f"report in {run.path / 'report.html'}",
+            highlight=False,
+        )
+        further = f"groupwise sample {run.path}   groupwise explain {run.path}"
+        console.print(f"look further:  {further}", highlight=False)
+    return Result(run.path, summary)
+
+
+def _status(text: str, quiet: bool) -> AbstractContextManager[object]:
+    return console.status(text) if not quiet and can_redraw(console) else nullcontext()
+
+
+def check_plan(config: Config) -> None:
+    """Refuse batch plans that cannot be carried out, before anything is loaded."""
+    if config.batch.minibatches > config.batch.prompts:
+        raise ConfigError(
+            f"batch.minibatches is {config.batch.minibatches}, but there are only "
+            f"batch.prompts={config.batch.prompts} groups to split into them: lower minibatches"
+        )
+    if config.rollout.overlong_buffer > config.rollout.max_completion_tokens:
+        raise ConfigError(
+            f"rollout.overlong_buffer ({config.rollout.overlong_buffer}) is longer than "
+            f"rollout.max_completion_tokens ({config.rollout.max_completion_tokens}): lower it"
+        )
+
+
+def _as_reward(reward: Reward | Callable[..., Any]) -> Reward:
+    if isinstance(reward, Reward):
+        return reward
+    return Reward(getattr(reward, "__name__", "reward"), reward)
+
+
+def _tracker_makers(
+    config: Config, run: RunFolder, step: int, quiet: bool
+) -> dict[str, Callable[[], Tracker]]:
+    tracking = config.tracking
+    makers: dict[str, Callable[[], Tracker]] = {}
+    if not quiet:
+        makers["console"] = lambda: LiveConsole(config.steps, step)
+    if tracking.tensorboard:
+        makers["tensorboard"] = lambda: TensorBoard(run.path / "events", step)
+    settings = config.model_dump(mode="json")
+    for service in ("trackio", "wandb"):
+        if getattr(tracking, service):
+            makers[service] = lambda service=service: Service(
+                service, tracking.project, run.path.name, settings
+            )
+    return makers

@@ -1,0 +1,258 @@
+"""AdamW on fp32 master weights, the learning-rate schedule, and their state as plain tensors.
+
+A half-precision policy cannot take small steps: 1 + 1e-3 is 1 in bf16. So the optimizer owns an
+fp32 copy of every trainable weight, adds up gradients in fp32 as the backward pass produces them,
+and rounds the result back into the policy. For an fp32 policy the masters are the weights
+themselves. With `offload` masters, gradients and moments live in CPU memory and the step is taken
+there; with `adamw_8bit` the moments are bitsandbytes' 8-bit ones.
+
+Several ranks that each hold the whole model (ddp) sum their gradients here, once an optimizer step
+and in fp32, whatever the precision of the model. Unlike torch's DistributedDataParallel that leaves
+ranks free to make different numbers of passes, and no gradient is rounded to be sent. Where ranks
+hold the model together (fsdp2) weights are DTensors, fp32 ones, and so are gradients and moments.
+"""
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from groupwise.config import OptimizerSettings
+from groupwise.distributed.world import ALONE, World
+from groupwise.errors import MissingExtraError
+from groupwise.training.loss_scale import LossScale
+
+# What each kind keeps for a weight. Shared tables of codes are kept too: they are tiny.
+MOMENTS = {
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+    "adamw_8bit": ("step", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
+}
+
+
+class Stepper(Protocol):
+    """What a training step needs of an optimizer: this module's, or DeepSpeed's (zero.py)."""
+
+    world: World
+
+    @property
+    def scale(self) -> LossScale | None: ...
+
+    @property
+    def loss_scale(self) -> float: ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the loss's gradient to what is there; `last`: no more of it before the step."""
+        ...
+
+    def step(self, progress: int) -> tuple[float, float]: ...
+
+    def forget(self) -> None: ...
+
+    def fill(self, model: nn.Module) -> None:
+        """Give the present weights to a whole copy of a model that ranks hold in pieces."""
+        ...
+
+    def state(self) -> Mapping[str, Tensor]:
+        """By name; looking one up, or making it whole, may take all ranks: all go in order."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class Optimizer:
+    """`computed_in` is the precision of passes where weights are sharded, and so in fp32."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: OptimizerSettings,
+        total_steps: int,
+        world: World = ALONE,
+        computed_in: torch.dtype | None = None,
+    ) -> None:
+        self.settings = settings
+        self.total_steps = total_steps
+        self.world = world
+        self.updates = 0
+        self.sharded = computed_in is not None
+        self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {name: _master(p, settings.offload) for name, p in self.weights.items()}
+        for name, weight in self.weights.items():
+            if self.masters[name] is not weight:
+                weight.register_post_accumulate_grad_hook(self._into(self.masters[name]))
+        self.adamw = _adamw(list(self.masters.values()), settings)
+        dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
+        self.scale = LossScale() if torch.float16 in dtypes else None
+        self.rounds = computed_in not in (None, torch.float32)
+        """Whether the weights here are masters of rounded ones, which are what is saved."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is to be multiplied by before its backward pass."""
+        return 1.0 if self.scale is None else self.scale.value
+
+    @staticmethod
+    def _into(master: Tensor):
+        """A hook that moves a weight's fresh gradient into its master's, in fp32."""
+
+        def accumulate(weight: Tensor) -> None:
+            assert weight.grad is not None
+            if master.grad is None:
+                master.grad = weight.grad.to(master.device, master.dtype)
+            else:
+                master.grad += weight.grad.to(master.device)
+            weight.grad = None
+
+        return accumulate
+
+    def backward(self, loss: Tensor, last: bool = True) -> None:
+        # FSDP averages over ranks what has to be added up.
+        factor = self.loss_scale * (self.world.size if self.sharded else 1)
+        (loss * factor if factor != 1 else loss).backward()
+
+    @torch.no_grad()
+    def step(self, progress: int) -> tuple[float, float]:
+        """Clip, update, forget the gradients. Returns the norm before clipping, and the lr."""
+        if not self.sharded and self.world.size > 1:
+            self._sum_over_ranks()
+        lr = learning_rate(self.settings, progress, self.total_steps)
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        if self.loss_scale != 1:
+            for master in self.masters.values():
+                if master.grad is not None:
+                    master.grad /= self.loss_scale
+        grads = [master.grad for master in self.masters.values() if master.grad is not None]
+        norm = _whole(nn.utils.get_total_norm(grads))
+        nn.utils.clip_grads_with_norm_(self.masters.values(), self.settings.clip_norm, norm)
+        finite = bool(torch.isfinite(norm))
+        if finite:  # one bad batch must not poison the weights for good
+            self.adamw.step()
+            for name, weight in self.weights.items():
+                if self.masters[name] is not weight:
+                    weight.copy_(self.masters[name], non_blocking=True)
+            self.updates += 1
+        if self.scale is not None:
+            self.scale.after_step(finite)
+        self.forget()
+        return norm.item(), lr
+
+    def _sum_over_ranks(self) -> None:
+        """A weight that no rank has a gradient for stays without."""
+        masters = list(self.masters.values())
+        there = self.world.gather([master.grad is not None for master in masters])
+        moved = [master for master, *flags in zip(masters, *there, strict=True) if any(flags)]
+        for master in moved:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        self.world.add_up([master.grad for master in moved if master.grad is not None])
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+        for weight in self.weights.values():
+            weight.grad = None
+
+    @torch.no_grad()
+    def fill(self, model: nn.Module) -> None:
+        if self.sharded:
+            whole = dict(model.named_parameters())
+            for name, weight in self.weights.items():
+                whole[name].copy_(_whole(weight))
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments, counts, masters and loss scale by parameter name, fit for safetensors.
+
+        Of sharded weights these are DTensors: `full_tensor()` puts one together.
+        """
+        tensors: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            if master is not self.weights[name] or self.rounds:
+                tensors[f"master.{name}"] = master.detach()
+            found = self.adamw.state.get(master, {})
+            for key in MOMENTS[self.settings.kind]:
+                if key in found:
+                    value = torch.as_tensor(found[key])
+                    tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
+        if self.scale is not None:
+            numbers = [self.scale.value, self.scale.clean]
+            tensors["loss_scale"] = torch.tensor(numbers, dtype=torch.float64)
+        return tensors
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            if f"master.{name}" in tensors:
+                master.copy_(_placed(tensors[f"master.{name}"], master))
+            keys = MOMENTS[self.settings.kind]
+            found = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
+            if found:
+                step = found.pop("step")
+                eight = self.settings.kind == "adamw_8bit"
+                self.adamw.state[master] = {
+                    "step": int(step) if eight else step.to(master.device, copy=True),
+                    **{key: _placed(tensor, master) for key, tensor in found.items()},
+                }
+        if self.scale is not None and "loss_scale" in tensors:
+            value, clean = tensors["loss_scale"].tolist()
+            self.scale = LossScale(value, int(clean))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor where `like` is: on its device, and of a sharded one this rank's part."""
+    if not isinstance(like, DTensor):
+        return tensor.to(like.device)
+    there = tensor.to(like.to_local().device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _master(parameter: Tensor, offload: bool) -> Tensor:
+    if offload:
+        master = parameter.detach().to("cpu", torch.float32, copy=True)
+        return master.pin_memory() if parameter.is_cuda else master
+    half = parameter.dtype in (torch.bfloat16, torch.float16)
+    return parameter.detach().float().clone() if half else parameter
+
+
+def parameter_groups(weights: list[Any], settings: OptimizerSettings) -> list[dict[str, Any]]:
+    """Matrices decay; norms and biases do not."""
+    return [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> Any:
+    groups = parameter_groups(masters, settings)
+    shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    if settings.kind == "adamw":
+        # Bound by memory: one pass over it, not ten. Other devices have no such step.
+        fused = all(m.device.type in ("cpu", "cuda") for m in masters)
+        return torch.optim.AdamW(groups, **shared, fused=True if fused else None)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError("bitsandbytes", "quant")
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit([group for group in groups if group["params"]], **shared)
+
+
+def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
+    """The rate for step 0, 1, ...: linear warm-up, then constant, linear or cosine down to 0."""
+    warmup = settings.warmup if settings.warmup >= 1 else settings.warmup * total
+    if step < warmup:
+        return settings.lr * (step + 1) / (math.floor(warmup) + 1)
+    share = min((step - warmup) / max(total - warmup, 1), 1.0)
+    factor = {
+        "constant": 1.0,
+        "linear": 1 - share,
+        "cosine": 0.5 * (1 + math.cos(math.pi * share)),
+    }[settings.schedule]
+    return settings.lr * factor

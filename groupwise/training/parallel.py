@@ -1,0 +1,70 @@
+"""Which optimizer serves `distributed.kind`, and what a kind cannot be combined with."""
+
+import logging
+
+from groupwise.config import Config
+from groupwise.distributed.world import World
+from groupwise.errors import ConfigError
+from groupwise.policy.load import Policy
+from groupwise.training.optim import Optimizer, Stepper
+
+log = logging.getLogger("groupwise")
+
+
+def kind_for(config: Config, world: World) -> str:
+    """One process is none of them; several are ddp where the recipe says nothing."""
+    if world.size == 1:
+        return "none"
+    return "ddp" if config.distributed.kind == "none" else config.distributed.kind
+
+
+def check_ranks(config: Config, world: World) -> None:
+    """Refuse what cannot work, and say what the ranks are going to do."""
+    wanted, kind = config.distributed.kind, kind_for(config, world)
+    if kind == "none" and wanted != "none":
+        log.info(
+            "distributed.kind=%s is for several processes, and this is one: nothing is split. "
+            "Start several with --nproc N or torchrun",
+            wanted,
+        )
+    elif kind != "none":
+        log.info("%d ranks, %s", world.size, kind)
+    if world.size > 1 and config.workers.apart:
+        raise ConfigError(
+            f"workers sample for one training process, and these are {world.size}: leave out "
+            "workers.count and workers.urls (each rank samples its share), or --nproc"
+        )
+    if kind in ("none", "ddp"):
+        return
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.quantization} works with distributed.kind=ddp, not with {kind}: "
+            "quantized weights cannot be cut into parts"
+        )
+    if config.optimizer.kind != "adamw":
+        raise ConfigError(
+            f"optimizer.kind={config.optimizer.kind} works with distributed.kind=ddp, not with "
+            f"{kind}, which splits moments over ranks: use optimizer.kind=adamw"
+        )
+    if config.optimizer.offload and kind in ("fsdp2", "zero0"):
+        raise ConfigError(
+            f"optimizer.offload does not work with distributed.kind={kind}: use "
+            + ("distributed.offload_parameters=true" if kind == "fsdp2" else "ddp, or zero1")
+        )
+
+
+def make_stepper(config: Config, policy: Policy, world: World) -> tuple[Stepper, Policy | None]:
+    """The optimizer, and where ranks hold the model together this rank's part of it."""
+    kind = kind_for(config, world)
+    settings, steps = config.optimizer, config.steps
+    if kind in ("none", "ddp"):
+        return Optimizer(policy.model, settings, steps, world), None
+    if kind == "fsdp2":
+        from groupwise.training.shards import shard
+
+        shards = shard(policy, config, world)
+        dtype = policy.model.dtype
+        return Optimizer(shards.model, settings, steps, world, computed_in=dtype), shards
+    from groupwise.training.zero import make_zero
+
+    return make_zero(policy, config, world)

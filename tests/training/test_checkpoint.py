@@ -1,0 +1,135 @@
+import errno
+import json
+import logging
+import pathlib
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from groupwise.errors import RunFolderError
+from groupwise.training import checkpoint
+from groupwise.training.api import train
+from groupwise.training.checkpoint import newest_checkpoint, replace_folder
+from runs import digest, fingerprint, small_config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(small_config(), folder, quiet=True)
+    return folder
+
+
+def unfinished_copy(finished: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+    shutil.copytree(finished, target)
+    (target / "summary.json").unlink()
+    return target
+
+
+@pytest.mark.parametrize(
+    "name", ["model/model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+)
+@pytest.mark.parametrize("harm", ["truncate", "flip", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_message(
+    name: str,
+    harm: str,
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = unfinished_copy(finished, tmp_path / "run")
+    victim = run / "checkpoints" / "step-000004" / name
+    if harm == "remove":
+        victim.unlink()
+    else:
+        data = bytearray(victim.read_bytes())
+        if harm == "flip":
+            data[len(data) // 2] ^= 1
+        victim.write_bytes(data[: len(data) // 2] if harm == "truncate" else data)
+    if name == "manifest.json" and harm == "flip":
+        return  # a flipped bit in a JSON list may go unnoticed only where it changes nothing
+    with caplog.at_level(logging.WARNING, "groupwise"):
+        newest = newest_checkpoint(run / "checkpoints")
+    assert newest is not None and newest.name == "step-000002"
+    assert "step-000004 is damaged" in caplog.text
+
+
+def test_resuming_past_a_damaged_checkpoint_gives_the_same_run(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    run = unfinished_copy(finished, tmp_path / "run")
+    (run / "checkpoints" / "step-000004" / "state.json").write_text("{}")
+    train(small_config(), run, quiet=True)
+    assert fingerprint(run) == fingerprint(finished)
+
+
+def test_a_full_disk_while_saving_keeps_the_checkpoint_before(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = checkpoint.save_file, 0
+
+    def full(tensors: object, path: pathlib.Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(tensors, path)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunFolderError, match=r"No space left.*free some space"):
+        train(small_config(), tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    folders = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert folders == ["step-000002"]
+    train(small_config(), tmp_path / "run", quiet=True)
+    train(small_config(), tmp_path / "whole", quiet=True)
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "checkpoints"
+    target = root / "step-000002"
+
+    def write(folder: pathlib.Path) -> None:
+        (folder / "state.json").write_text("{}")
+        (folder / "manifest.json").write_text(json.dumps(checkpoint._manifest(folder)))
+
+    replace_folder(target, write)
+    target.rename(root / "step-000002.old")
+    assert newest_checkpoint(root) == target
+
+
+def test_saved_models_load_anywhere(finished: pathlib.Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(finished / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    messages = [{"role": "user", "content": "What is 2+2?"}]
+    tokens = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = model.generate(**tokens, max_new_tokens=4)
+    assert out.shape[1] > tokens["input_ids"].shape[1]
+    assert digest(finished / "model") == digest(finished / "checkpoints" / "step-000004" / "model")
+    card = (finished / "model" / "README.md").read_text()
+    assert "| accuracy |" in card and "held-out" in card and card.startswith("---\n")
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: pathlib.Path) -> None:
+    config = small_config("checkpoint.every=1", "checkpoint.keep=2")
+    train(config, tmp_path / "run", quiet=True)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-000003", "step-000004"]
+
+
+def test_bf16_checkpoints_keep_fp32_masters(tmp_path: pathlib.Path) -> None:
+    config = small_config("precision=bf16", "optimizer.lr=1e-5")
+    train(
+        small_config("precision=bf16", "optimizer.lr=1e-5", "steps=2"), tmp_path / "a", quiet=True
+    )
+    train(config, tmp_path / "a", quiet=True)
+    train(config, tmp_path / "b", quiet=True)
+    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a" / "model", dtype="auto")
+    assert model.dtype == torch.bfloat16
