@@ -1,160 +1,196 @@
-"""Groups become tensors: packed rows for the model, answers x tokens for the objective.
+"""A batch: the answers that an optimizer step learns from, as tensors.
 
-Two views of the same answers. `Rows` is what the model reads. In the shared-prefix layout that is
-one row: prompts, each followed by its answers; an answer sees its prompt and itself, and positions
-restart after the prompt, so a prompt is computed once for its group and nothing is padded. In the
-padded layout one row is one answer. `Microbatch` is what the objective reads: one line per answer,
-padded to the longest.
-`Rows.source_K` and `slot_K` connect them. Both layouts give the same gradient.
+    batch = make_batch(groups)                   every answer of a rollout
+    for minibatch in batch.minibatches(4):       what one optimizer step learns from
+        for micro in minibatch.microbatches(...):    what goes through the model at once
+
+All three are a `Batch`: one line per answer, padded to the longest. A micro-batch also has `rows`,
+which are what the model reads (packing.py). Log-probs stay tensors from the pass that gave them to
+the loss that uses them; `stored_groups` makes Python numbers of them, for rollout files.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from groupwise.objective.aggregate import Denominator
+from groupwise.packing import Rows, pack, plan_microbatches
 from groupwise.types import Completion, Group, Problem
 
-
-@dataclass(frozen=True)
-class Rows:
-    """R rows of S tokens, and the K places whose hidden state predicts an answer's token."""
-
-    tokens_RS: Tensor
-    positions_RS: Tensor
-    real_RS: Tensor
-    """bool: false for padding."""
-    groups: tuple[tuple[int, ...], ...] | None
-    """Shared prefixes: the lengths of each prompt and its answers; policy/pieces.py attends so."""
-    source_K: Tensor
-    """Index into the flattened rows of the hidden state that predicts token k."""
-    target_K: Tensor
-    """The token that it should predict."""
-    slot_K: Tensor
-    """Where token k stands in the flattened answers x tokens matrix."""
-    shape_BT: tuple[int, int]
-    temperature_K: Tensor | None = None
-    """What token k was drawn at, where answers differ in that."""
-
-    def scatter(self, values_K: Tensor) -> Tensor:
-        """Values of predicted tokens, laid out as answers x tokens; 0 where there is no token."""
-        rows, width = self.shape_BT
-        return (
-            values_K.new_zeros(rows * width).index_put((self.slot_K,), values_K).view(rows, width)
-        )
+Member = tuple[int, int]
+"""(group, answer)"""
 
 
 @dataclass(frozen=True)
-class Microbatch:
-    """What goes through the model at once. The B answers belong to whole groups where they fit."""
+class Denominator:
+    """What an optimizer step holds, over all its micro-batches and ranks.
 
-    rows: Rows
-    mask_BT: Tensor
-    advantages_BT: Tensor
-    sampler_logprobs_BT: Tensor
-    old_logprobs_BT: Tensor | None
-    ref_logprobs_BT: Tensor | None
-    keep_BT: Tensor | None
-    members: tuple[tuple[int, int], ...]
-    """(group, answer) of each line, as indices into the groups it was made from."""
+    Denominator(answers=128, tokens=5310, max_tokens=256)
 
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """Everything that follows from the batch settings, derived once and shown by `check`."""
-
-    prompts: int
-    group_size: int
-    minibatches: int
-    epochs: int
-    tokens_per_microbatch: int
-
-    @property
-    def answers(self) -> int:
-        return self.prompts * self.group_size
-
-    @property
-    def optimizer_steps(self) -> int:
-        return self.minibatches * self.epochs
-
-    @property
-    def on_policy(self) -> bool:
-        """One optimizer step per rollout: the ratio is 1, old log-probs need no pass."""
-        return self.optimizer_steps == 1
-
-    def describe(self) -> str:
-        steps = self.optimizer_steps
-        return (
-            f"{self.prompts} prompts x {self.group_size} answers = {self.answers} answers a step, "
-            f"{steps} optimizer step{'s' * (steps > 1)} "
-            f"({self.minibatches} minibatches x {self.epochs} epochs), "
-            f"at most {self.tokens_per_microbatch} tokens at once"
-        )
-
-
-def split_evenly(groups: Sequence[Group], parts: int) -> list[list[Group]]:
-    """`parts` runs of neighbours whose sizes differ by at most one; nothing has to divide."""
-    bounds = [round(i * len(groups) / parts) for i in range(parts + 1)]
-    return [list(groups[a:b]) for a, b in itertools.pairwise(bounds)]
-
-
-def denominator(groups: Sequence[Group], mask_truncated: bool, max_tokens: int) -> Denominator:
-    """What the losses of one optimizer step are divided by, counted before any micro-batching."""
-    tokens = sum(
-        sum(completion.sampled) if completion.sampled is not None else len(completion.tokens)
-        for group in groups
-        for completion in group.completions
-        if not (mask_truncated and completion.truncated)
-    )
-    answers = sum(len(group.completions) for group in groups)
-    return Denominator(answers=answers, tokens=tokens, max_tokens=max_tokens)
-
-
-def longest_row(groups: Sequence[Group]) -> int:
-    """The longest prompt with one answer: the least that can go through the model at once."""
-    return max(
-        len(group.prompt_tokens) + max((len(c.tokens) for c in group.completions), default=0)
-        for group in groups
-    )
-
-
-def microbatches(
-    groups: Sequence[Group],
-    *,
-    layout: str,
-    budget: int,
-    mask_truncated: bool = False,
-    keep_above: float | None = None,
-    pad_id: int = 0,
-) -> Iterator[Microbatch]:
-    """Cut groups into micro-batches of at most `budget` tokens, longest first.
-
-    Padded rows of similar length travel together, so little is padded. A group is split only when
-    it does not fit the budget; a single answer longer than that still goes through, alone.
+    `answers` counts every answer, also those whose tokens are all masked (cut off, or empty).
+    `tokens` counts the tokens that carry loss, after answers that were cut off are masked.
+    `max_tokens` is the length limit of an answer, a setting. `kept_tokens` counts those that
+    `top_entropy` keeps (None: all). `microbatches` matters to `microbatch_token_mean` alone.
     """
-    pieces = list(_pieces(groups, layout, budget))
-    pieces.sort(key=lambda piece: -_length(groups, piece))
-    lengths = [_length(groups, piece) for piece in pieces]
-    first = 0
-    while first < len(pieces):
-        if layout == "padded":
-            count = budget // max(lengths[first], 1)
-        else:
-            totals = itertools.accumulate(itertools.islice(lengths, first, None))
-            count = sum(1 for _ in itertools.takewhile(lambda total: total <= budget, totals))
-        last = first + max(1, count)
-        chosen = pieces[first:last]
-        yield _microbatch(groups, chosen, mask_truncated, keep_above, layout, pad_id)
-        first = last
+
+    answers: int
+    tokens: int
+    max_tokens: int
+    kept_tokens: int | None = None
+    microbatches: int = 1
 
 
-def blank(layout: str, pad_id: int) -> Microbatch:
+@dataclass(frozen=True)
+class Batch:
+    """B answers of up to T tokens. What is stored in the padding never matters.
+
+    Log-probs are of the token that was sampled, under logits / temperature.
+    """
+
+    mask_BT: Tensor
+    """bool: tokens that the policy sampled and that count."""
+    advantages_BT: Tensor
+    """(B, 1), or (B, T) for credit by token."""
+    denominator: Denominator
+    """Counted over the whole optimizer step, before it was cut into micro-batches."""
+    sampler_logprobs_BT: Tensor | None = None
+    """What the engine that sampled reported."""
+    old_logprobs_BT: Tensor | None = None
+    """Under the policy before the rollout's first update. None: this is the first, so the same."""
+    ref_logprobs_BT: Tensor | None = None
+    """Under the reference, for KL."""
+    old_entropies_BT: Tensor | None = None
+    """Of the policy's whole distribution at each token, before the rollout's first update."""
+    entropy_threshold: float | None = None
+    """`top_entropy` lets tokens of at least this entropy carry policy loss. None: all."""
+    groups: tuple[Group, ...] = ()
+    """What it was made of."""
+    members: tuple[Member, ...] = ()
+    """(group, answer) of each line, as indices into `groups`. Empty: a blank batch."""
+    lines: Tensor | None = None
+    """Where each line is in the batch that this one was cut from."""
+    rows: Rows | None = None
+    """What the model reads. Micro-batches have it."""
+
+    @property
+    def keep_BT(self) -> Tensor | None:
+        """bool: tokens that `top_entropy` lets carry policy loss. None: all."""
+        if self.entropy_threshold is None or self.old_entropies_BT is None:
+            return None
+        return self.old_entropies_BT >= self.entropy_threshold
+
+    @property
+    def sampled_BT(self) -> Tensor:
+        """bool: tokens that the policy sampled, whether they count or not."""
+        drawn = [_sampled(self.groups[group].completions[answer]) for group, answer in self.members]
+        return _padded(drawn).to(self.mask_BT.device)
+
+    @property
+    def longest_row(self) -> int:
+        """The longest prompt with one answer: the least that can go through the model at once."""
+        return max(
+            len(group.prompt_tokens) + max((len(c.tokens) for c in group.completions), default=0)
+            for group in self.groups
+        )
+
+    def to(self, device: torch.device) -> "Batch":
+        moved: dict[str, Any] = {
+            name: t.to(device, non_blocking=True) for name, t in _tensors(self).items()
+        }
+        if self.rows is not None:
+            rows = {k: t.to(device, non_blocking=True) for k, t in _tensors(self.rows).items()}
+            moved["rows"] = replace(self.rows, **rows)
+        return replace(self, **moved)
+
+    def select(self, groups: Sequence[int]) -> "Batch":
+        """These groups alone. They count as what they are of the whole: same denominator."""
+        chosen = {group: index for index, group in enumerate(groups)}
+        lines = [line for line, (group, _) in enumerate(self.members) if group in chosen]
+        members = tuple((chosen[self.members[n][0]], self.members[n][1]) for n in lines)
+        own = tuple(self.groups[group] for group in groups)
+        return replace(self._cut(lines, self.mask_BT.shape[1]), groups=own, members=members)
+
+    def minibatches(self, count: int) -> "Iterator[Batch]":
+        """`count` runs of neighbouring groups, one for each optimizer step, as even as can be."""
+        bounds = [round(i * len(self.groups) / count) for i in range(count + 1)]
+        for first, last in itertools.pairwise(bounds):
+            yield self.select(range(first, last)).counted()
+
+    def microbatches(self, layout: str, budget: int, pad_id: int = 0) -> "Iterator[Batch]":
+        """What goes through the model at once: at most `budget` tokens."""
+        line_of = {member: line for line, member in enumerate(self.members)}
+        for pieces in plan_microbatches(self.groups, layout, budget):
+            members = tuple((group, answer) for group, answers in pieces for answer in answers)
+            width = max(1, *(len(self.groups[g].completions[a].tokens) for g, a in members))
+            micro = self._cut([line_of[member] for member in members], width)
+            rows = pack(self.groups, pieces, layout, pad_id, width)
+            yield replace(micro, members=members, rows=rows)
+
+    def counted(self) -> "Batch":
+        """With the denominator of an optimizer step that learns from all of this."""
+        keep_BT = self.keep_BT
+        kept = None if keep_BT is None else int((self.mask_BT & keep_BT).sum())
+        tokens, limit = int(self.mask_BT.sum()), self.denominator.max_tokens
+        return replace(self, denominator=Denominator(len(self.members), tokens, limit, kept))
+
+    def stored_groups(self) -> list[Group]:
+        """The groups with every log-prob that this batch has, as Python numbers."""
+        names = ("old_logprobs", "old_entropies", "ref_logprobs")
+        tensors = {name: getattr(self, f"{name}_BT") for name in names}
+        columns = {name: t.tolist() for name, t in tensors.items() if t is not None}
+        answers: list[list[Completion]] = [[] for _ in self.groups]
+        for line, (group, answer) in enumerate(self.members):
+            completion = self.groups[group].completions[answer]
+            own = {n: tuple(rows[line][: len(completion.tokens)]) for n, rows in columns.items()}
+            answers[group].append(replace(completion, **own))
+        return [
+            replace(group, completions=tuple(completions))
+            for group, completions in zip(self.groups, answers, strict=True)
+        ]
+
+    def _cut(self, lines: Sequence[int], width: int) -> "Batch":
+        index = torch.tensor(lines, dtype=torch.long, device=self.mask_BT.device)
+        cut = {n: t[index, :width] for n, t in _tensors(self).items() if n.endswith("_BT")}
+        return replace(self, **cut, lines=index)
+
+
+def make_batch(
+    groups: Sequence[Group], *, mask_truncated: bool = False, max_tokens: int = 0
+) -> Batch:
+    """A rollout as one batch. Log-probs that the groups were stored with are taken over.
+
+    With `mask_truncated`, answers that were cut off by the length limit `max_tokens` carry no loss.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    masks = [_sampled(c) & (not (mask_truncated and c.truncated)) for c in completions]
+    batch = Batch(
+        mask_BT=_padded(masks),
+        advantages_BT=_padded(_advantages(groups)),
+        denominator=Denominator(0, 0, max_tokens),
+        sampler_logprobs_BT=_known([completion.logprobs for completion in completions]),
+        old_logprobs_BT=_known([completion.old_logprobs for completion in completions]),
+        ref_logprobs_BT=_known([completion.ref_logprobs for completion in completions]),
+        old_entropies_BT=_known([completion.old_entropies for completion in completions]),
+        groups=tuple(groups),
+        members=tuple((n, a) for n, g in enumerate(groups) for a in range(len(g.completions))),
+    )
+    return batch.counted()
+
+
+def with_advantages(batch: Batch, groups: Sequence[Group]) -> Batch:
+    """The batch with the advantages of `groups`, which are its own with advantages filled in."""
+    advantages_BT = _padded(_advantages(groups)).to(batch.mask_BT.device)
+    return replace(batch, advantages_BT=advantages_BT, groups=tuple(groups))
+
+
+def blank(layout: str, pad_id: int) -> Batch:
     """Nobody's token: a pass for a rank that has no work left while the others still do."""
     nobody = Group(Problem("", ""), (pad_id,), (Completion((pad_id,), (0.0,), "eos"),))
-    (micro,) = microbatches([nobody], layout=layout, budget=1, pad_id=pad_id)
+    (micro,) = make_batch([nobody]).microbatches(layout, 1, pad_id)
     return replace(micro, mask_BT=torch.zeros_like(micro.mask_BT), members=())
 
 
@@ -163,134 +199,34 @@ def token_count(group: Group) -> int:
     return len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
 
 
-Piece = tuple[int, tuple[int, ...]]
-"""A row to be: a group's index, and the indices of its answers that go on it."""
+def _sampled(completion: Completion) -> Tensor:
+    return torch.tensor(completion.sampled or (True,) * len(completion.tokens), dtype=torch.bool)
 
 
-def _pieces(groups: Sequence[Group], layout: str, budget: int) -> Iterator[Piece]:
-    for index, group in enumerate(groups):
-        if layout == "padded":
-            yield from ((index, (answer,)) for answer in range(len(group.completions)))
-            continue
-        members: list[int] = []
-        length = len(group.prompt_tokens)
-        for answer, completion in enumerate(group.completions):
-            extra = max(len(completion.tokens) - 1, 0)
-            if members and length + extra > budget:
-                yield index, tuple(members)
-                members, length = [], len(group.prompt_tokens)
-            members.append(answer)
-            length += extra
-        if members:
-            yield index, tuple(members)
+def _advantages(groups: Sequence[Group]) -> list[Tensor]:
+    """One line per answer, one number per token; 0 where none were assigned."""
+    lines: list[Tensor] = []
+    for group in groups:
+        values = group.advantages or (0.0,) * len(group.completions)
+        for value, completion in zip(values, group.completions, strict=True):
+            each = value if isinstance(value, tuple) else (value,) * len(completion.tokens)
+            lines.append(torch.tensor(each, dtype=torch.float32))
+    return lines
 
 
-def _length(groups: Sequence[Group], piece: Piece) -> int:
-    """Tokens on a row. An answer's last token is only ever predicted, so it is not on the row."""
-    group = groups[piece[0]]
-    answers = sum(max(len(group.completions[answer].tokens) - 1, 0) for answer in piece[1])
-    return len(group.prompt_tokens) + answers
+def _known(lines: Sequence[Sequence[float] | None]) -> Tensor | None:
+    """(B, T), or None where some answer has none."""
+    known = [torch.tensor(line, dtype=torch.float32) for line in lines if line is not None]
+    return _padded(known) if len(known) == len(lines) else None
 
 
-def _microbatch(
-    groups: Sequence[Group],
-    pieces: Sequence[Piece],
-    mask_truncated: bool,
-    keep_above: float | None,
-    layout: str,
-    pad_id: int,
-) -> Microbatch:
-    members = tuple((index, answer) for index, answers in pieces for answer in answers)
-    completions = [groups[index].completions[answer] for index, answer in members]
-    width = max(max(len(completion.tokens) for completion in completions), 1)
-
-    def lines(values: Sequence[Sequence[float] | None]) -> Tensor | None:
-        if any(line is None for line in values):
-            return None
-        padded = [list(line or ()) + [0.0] * (width - len(line or ())) for line in values]
-        return torch.tensor(padded, dtype=torch.float32)
-
-    mask = torch.zeros(len(members), width, dtype=torch.bool)
-    for line, completion in enumerate(completions):
-        if not (mask_truncated and completion.truncated):
-            sampled = completion.sampled or (True,) * len(completion.tokens)
-            mask[line, : len(sampled)] = torch.tensor(sampled, dtype=torch.bool)
-    advantages = []
-    for (index, answer), completion in zip(members, completions, strict=True):
-        value = groups[index].advantages[answer] if groups[index].advantages else 0.0
-        advantages.append(value if isinstance(value, tuple) else [value] * len(completion.tokens))
-    sampler = lines([completion.logprobs for completion in completions])
-    advantages_BT = lines(advantages)
-    assert sampler is not None and advantages_BT is not None
-    entropies = lines([completion.old_entropies for completion in completions])
-    return Microbatch(
-        rows=_rows(groups, pieces, layout, pad_id, width),
-        mask_BT=mask,
-        advantages_BT=advantages_BT,
-        sampler_logprobs_BT=sampler,
-        old_logprobs_BT=lines([completion.old_logprobs for completion in completions]),
-        ref_logprobs_BT=lines([completion.ref_logprobs for completion in completions]),
-        keep_BT=None if keep_above is None or entropies is None else entropies >= keep_above,
-        members=members,
-    )
+def _padded(lines: Sequence[Tensor]) -> Tensor:
+    """Lines of different lengths as one tensor of at least one column."""
+    if not any(map(len, lines)):
+        return torch.zeros(len(lines), 1, dtype=lines[0].dtype if lines else None)
+    return pad_sequence(list(lines), batch_first=True)
 
 
-def _rows(
-    groups: Sequence[Group], pieces: Sequence[Piece], layout: str, pad_id: int, width: int
-) -> Rows:
-    shared = layout == "shared_prefix"
-    lengths = [_length(groups, piece) for piece in pieces]
-    shape = (1, sum(lengths)) if shared else (len(pieces), max(lengths))
-    tokens = torch.full(shape, pad_id)
-    positions = torch.zeros(shape, dtype=torch.long)
-    real = torch.zeros(shape, dtype=torch.bool)
-    flat_tokens, flat_positions, flat_real = tokens.view(-1), positions.view(-1), real.view(-1)
-    source: list[int] = []
-    target: list[int] = []
-    slot: list[int] = []
-    temperatures: list[float | None] = []
-    sizes: list[tuple[int, ...]] = []
-    line = at = 0
-    for row, (index, answers) in enumerate(pieces):
-        group = groups[index]
-        at = at if shared else row * shape[1]
-        start, prompt = at, len(group.prompt_tokens)
-        read = [list(group.prompt_tokens)]
-        for answer in answers:
-            completion = group.completions[answer].tokens
-            read.append(list(completion[:-1]))  # the last token is predicted and never read
-            behind = start + sum(map(len, read[:-1]))
-            places = [start + prompt - 1, *range(behind, behind + len(read[-1]))]
-            source += places[: len(completion)]
-            target += completion
-            temperatures += [group.completions[answer].temperature] * len(completion)
-            slot += [line * width + k for k in range(len(completion))]
-            line += 1
-        at = start + sum(map(len, read))
-        flat_tokens[start:at] = torch.tensor([token for part in read for token in part])
-        behind_prompt = [prompt + n for part in read[1:] for n in range(len(part))]
-        flat_positions[start:at] = torch.tensor([*range(prompt), *behind_prompt])
-        flat_real[start:at] = True
-        sizes.append(tuple(map(len, read)))
-    return Rows(
-        tokens_RS=tokens,
-        positions_RS=positions,
-        real_RS=real,
-        groups=tuple(sizes) if shared else None,
-        source_K=torch.tensor(source, dtype=torch.long),
-        target_K=torch.tensor(target, dtype=torch.long),
-        slot_K=torch.tensor(slot, dtype=torch.long),
-        shape_BT=(line, width),
-        temperature_K=torch.tensor(temperatures)
-        if temperatures and None not in temperatures
-        else None,
-    )
-
-
-def to_device(micro: Microbatch, device: torch.device) -> Microbatch:
-    def moved(item: object) -> object:
-        return item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
-
-    rows = replace(micro.rows, **{k: moved(v) for k, v in vars(micro.rows).items()})
-    rest = {k: moved(v) for k, v in vars(micro).items() if k != "rows"}
-    return replace(micro, rows=rows, **rest)
+def _tensors(item: Batch | Rows) -> dict[str, Tensor]:
+    values = {field.name: getattr(item, field.name) for field in fields(item)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -17,7 +17,7 @@ from groupwise.distributed.world import ALONE, World
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward, weighted
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, sample_groups, share_groups
+from groupwise.rollout.collect import Prompted, gather_groups, own_problems, sample_groups
 from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.types import Group, Problem, Sampling
@@ -65,12 +65,13 @@ def evaluate(
     limit = settings.max_completion_tokens or rollout.max_completion_tokens
 
     def sample(sampling: Sampling, count: int, name: str) -> list[Group]:
-        def make(mine: list[Prompted]) -> list[Group]:
-            return sample_groups(
-                mine, engine, policy, sampling, group_size=count, seed=seed, step=name
-            )
-
-        return share_groups(world, problems, make)
+        own = own_problems(world, problems)
+        groups = (
+            sample_groups(own, engine, policy, sampling, group_size=count, seed=seed, step=name)
+            if own
+            else []
+        )
+        return gather_groups(world, groups, problems)
 
     groups = sample(Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop), 1, "greedy")
     verdicts = _judge(groups, judge, world)

@@ -20,7 +20,7 @@ from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted
+from groupwise.rollout.collect import Prompted, reward_weights
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
@@ -58,6 +58,10 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
     world: World = ALONE
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        return reward_weights(self.scorer, self.config.rollout)
 
     def evaluate(self, split: Split) -> Evaluation:
         return evaluate(

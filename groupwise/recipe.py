@@ -18,8 +18,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from groupwise.config import AnyTask, Config
+from groupwise.config import Config
 from groupwise.errors import ConfigError
+from groupwise.objective.objective import Objective
 from groupwise.tiny_run import tiny as made_tiny
 
 DEFAULT = "demo"
@@ -219,10 +220,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 def _explain(item: Any) -> str:
     """One pydantic error in our words, with the nearest known name where a key is unknown."""
-    kinds = {model.model_fields["kind"].default for model in _models_in(AnyTask)}
-    location = list(item["loc"])
-    if location[:1] == ["task"] and location[1:2] and location[1] in kinds:
-        del location[1]  # pydantic names the member of the union there
+    location = _without_kinds(item["loc"])
     name = ".".join(str(part) for part in location) or "recipe"
     if item["type"] == "extra_forbidden":
         known = _fields_at(item["loc"][:-1])
@@ -236,8 +234,26 @@ def _explain(item: Any) -> str:
     return f"{name}: {message[:1].lower()}{message[1:]}{given}"
 
 
+def _without_kinds(location: tuple[int | str, ...]) -> list[int | str]:
+    """Where the user wrote it: pydantic names the member of a union on the way."""
+    settings: list[int | str] = []
+    for depth, part in enumerate(location):
+        kinds = [model.model_fields.get("kind") for model in _models_at(location[:depth])]
+        if not any(kind is not None and kind.default == part for kind in kinds):
+            settings.append(part)
+    return settings
+
+
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     """The field names of the block that a pydantic error location points to."""
+    models = _models_at(location)
+    names = {name for model in models for name in model.model_fields}
+    if Objective in models:  # settings of its surrogate and estimator may stand beside its own
+        names |= set(_fields_at((*location, "surrogate")) + _fields_at((*location, "advantage")))
+    return sorted(names)
+
+
+def _models_at(location: tuple[int | str, ...]) -> list[type[BaseModel]]:
     candidates: list[Any] = [Config]
     for part in location:
         following: list[Any] = []
@@ -250,7 +266,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             elif part in candidate.model_fields:
                 following += _models_in(candidate.model_fields[str(part)].annotation)
         candidates = following or (candidates if isinstance(part, int) else [])
-    return sorted({name for model in candidates for name in model.model_fields})
+    return candidates
 
 
 def _models_in(annotation: Any) -> list[Any]:

@@ -5,6 +5,7 @@ import pathlib
 from pydantic import BaseModel
 
 from groupwise.config import Config
+from groupwise.objective.choice import FromFile
 from groupwise.recipe import _models_in
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -29,13 +30,23 @@ def section(title: str, model: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
+def blocks(name: str, annotation: object) -> list[str]:
+    """A section for each block of settings, and after it those of the blocks inside."""
+    models = [model for model in _models_in(annotation) if model is not FromFile]
+    parts: list[str] = []
+    for model in models:
+        several = len(models) > 1 and "kind" in model.model_fields
+        title = f"{name}: {model.model_fields['kind'].default}" if several else name
+        parts.append(section(title, model))
+        for inner, field in model.model_fields.items():
+            parts += blocks(f"{name}.{inner}", field.annotation)
+    return parts
+
+
 def page() -> str:
     parts = [INTRODUCTION, section("the run", Config)]
     for name, field in Config.model_fields.items():
-        for model in _models_in(field.annotation):
-            kind = model.model_fields.get("kind")
-            several = name == "task" and kind is not None
-            parts.append(section(f"{name}: {kind.default}" if several and kind else name, model))
+        parts += blocks(name, field.annotation)
     return "\n".join(parts) + "\n"
 
 

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.batch import denominator, microbatches, split_evenly
+from groupwise.batch import make_batch
 from groupwise.config import Config
 from groupwise.policy.load import Policy
 from groupwise.recipe import parse
-from groupwise.training.step import accumulate, annotate
+from groupwise.training.update import rollout_batch
 from groupwise.types import Group
 from small_models import FAMILIES, random_groups, random_policy
+from updates import accumulate, annotate
 
 
 def gradient(policy: Policy, groups: list[Group], config: Config) -> tuple[torch.Tensor, float]:
@@ -110,9 +111,7 @@ def test_top_entropy_threshold_is_that_of_the_whole_rollout() -> None:
     policy = random_policy(dtype=torch.float64)
     config = config_with("algorithm.top_entropy=0.3")
     groups = annotate(groups, policy, None, config)
-    from groupwise.training.step import keep_threshold
-
-    threshold = keep_threshold(groups, config.algorithm)
+    threshold = rollout_batch(groups, config).entropy_threshold
     assert threshold is not None
     entropies = [e for g in groups for c in g.completions for e in c.old_entropies or ()]
     kept = sum(e >= threshold for e in entropies)
@@ -121,7 +120,7 @@ def test_top_entropy_threshold_is_that_of_the_whole_rollout() -> None:
     grads = []
     for setting in (config, small):
         policy.model.zero_grad()
-        accumulate(groups, policy, setting, threshold)
+        accumulate(groups, policy, setting)
         grads.append(torch.cat([p.grad.flatten() for p in policy.model.parameters()]))
     assert (grads[0] - grads[1]).abs().max() < 1e-6 * grads[0].abs().max()
 
@@ -139,8 +138,9 @@ def test_every_answer_token_is_predicted_exactly_once(
 ) -> None:
     groups = random_groups(count, size, seed, empty=True)
     seen: dict[tuple[int, int], tuple[int, ...]] = {}
-    for micro in microbatches(groups, layout=layout, budget=budget):
+    for micro in make_batch(groups).microbatches(layout, budget):
         rows = micro.rows
+        assert rows is not None
         height = rows.tokens_RS.shape[0]
         assert height == 1 or rows.tokens_RS.numel() <= budget
         answers = torch.zeros(rows.shape_BT, dtype=torch.long).flatten()
@@ -159,15 +159,19 @@ def test_every_answer_token_is_predicted_exactly_once(
 
 def test_a_group_is_split_only_when_it_does_not_fit() -> None:
     groups = random_groups(3, 4, seed=7)
-    whole = list(microbatches(groups, layout="shared_prefix", budget=10_000))
-    assert len(whole) == 1 and len(whole[0].rows.groups or ()) == 3
-    tight = list(microbatches(groups, layout="shared_prefix", budget=15))
-    assert sum(len(micro.rows.groups or ()) for micro in tight) > 3
+
+    def rows(budget: int) -> list[int]:
+        micros = make_batch(groups).microbatches("shared_prefix", budget)
+        return [len(micro.rows.groups or ()) for micro in micros if micro.rows is not None]
+
+    assert rows(10_000) == [3]
+    assert sum(rows(15)) > 3
 
 
 def test_minibatches_are_even_to_within_one() -> None:
-    parts = split_evenly(random_groups(7, 2), 3)
-    assert [len(part) for part in parts] == [2, 3, 2]
+    parts = list(make_batch(random_groups(7, 2)).minibatches(3))
+    assert [len(part.groups) for part in parts] == [2, 3, 2]
+    assert [part.denominator.answers for part in parts] == [4, 6, 4]
 
 
 def test_denominator_counts_answers_and_sampled_tokens() -> None:
@@ -175,6 +179,25 @@ def test_denominator_counts_answers_and_sampled_tokens() -> None:
     tokens = sum(len(c.tokens) for g in groups for c in g.completions)
     cut = sum(len(c.tokens) for g in groups for c in g.completions if c.truncated)
     assert 0 < cut < tokens
-    assert denominator(groups, False, 50).tokens == tokens
-    assert denominator(groups, True, 50).tokens == tokens - cut
-    assert denominator(groups, True, 50).answers == 6
+    assert make_batch(groups, max_tokens=50).denominator.tokens == tokens
+    masked = make_batch(groups, mask_truncated=True, max_tokens=50).denominator
+    assert (masked.tokens, masked.answers, masked.max_tokens) == (tokens - cut, 6, 50)
+
+
+def test_stored_groups_are_the_batchs_own_numbers_and_make_the_same_batch_again() -> None:
+    groups = random_groups(3, 4, seed=9, empty=True)
+    batch = make_batch(groups)
+    values = torch.randn(batch.mask_BT.shape)
+    batch = dataclasses.replace(batch, old_logprobs_BT=values, ref_logprobs_BT=values * 2)
+    stored = batch.stored_groups()
+    assert stored[1].completions[2].old_logprobs == tuple(
+        values[6, : len(groups[1].completions[2].tokens)].tolist()
+    )
+    again = make_batch(stored)
+    assert again.old_entropies_BT is None
+    for ours, theirs in (
+        (again.old_logprobs_BT, batch.old_logprobs_BT),
+        (again.ref_logprobs_BT, batch.ref_logprobs_BT),
+    ):
+        assert ours is not None and theirs is not None
+        assert torch.equal(ours[batch.sampled_BT], theirs[batch.sampled_BT])

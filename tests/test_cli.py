@@ -45,7 +45,7 @@ def test_train_leaves_a_whole_run_folder(run: pathlib.Path) -> None:
         assert summary[moment].keys() >= {"accuracy", "pass@4", "maj@4", "format", "tokens"}
     assert (run / "reward.png").read_bytes().startswith(b"\x89PNG")
     resolved = yaml.safe_load((run / "config.yaml").read_text())
-    assert resolved["algorithm"]["clip_high"] == 0.2 and resolved["steps"] == 2
+    assert resolved["algorithm"]["surrogate"]["clip_high"] == 0.2 and resolved["steps"] == 2
 
 
 def test_a_finished_run_is_left_as_it_is(run: pathlib.Path) -> None:

@@ -1,11 +1,40 @@
 """What a recipe says, in words: model, task, rewards, batch, objective."""
 
+from dataclasses import dataclass
+
 import yaml
 
-from groupwise.batch import BatchPlan
 from groupwise.config import Config
 from groupwise.load import Parts, describe, describe_workers
 from groupwise.tracking.console import console
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Everything that follows from the batch settings, derived once and shown by `check`."""
+
+    prompts: int
+    group_size: int
+    minibatches: int
+    epochs: int
+    tokens_per_microbatch: int
+
+    @property
+    def answers(self) -> int:
+        return self.prompts * self.group_size
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.minibatches * self.epochs
+
+    def describe(self) -> str:
+        steps = self.optimizer_steps
+        return (
+            f"{self.prompts} prompts x {self.group_size} answers = {self.answers} answers a step, "
+            f"{steps} optimizer step{'s' * (steps > 1)} "
+            f"({self.minibatches} minibatches x {self.epochs} epochs), "
+            f"at most {self.tokens_per_microbatch} tokens at once"
+        )
 
 
 def batch_plan(config: Config) -> BatchPlan:
@@ -28,8 +57,8 @@ def print_plan(name: str, parts: Parts) -> None:
         "task": f"{parts.task.name}: {counts} problems",
         "rewards": ", ".join(f"{r.name} x {r.weight:g}" for r in parts.scorer.rewards),
         "batch": batch_plan(config).describe(),
-        "objective": f"{objective.preset}: {objective.ratio} ratio, {objective.surrogate}, "
-        f"{objective.aggregate}, scale {objective.scale}",
+        "objective": f"{objective.preset}: {objective.ratio} ratio, {objective.surrogate.kind}, "
+        f"{objective.aggregate}, advantages: {objective.advantage.formula()}",
         "reference": config.reference.kind if objective.needs_reference else "none (no KL)",
         "sampling": f"temperature {config.rollout.temperature:g}, "
         f"up to {config.rollout.max_completion_tokens} tokens",

@@ -1,7 +1,6 @@
 """One small step of a recipe, made in memory: real prompts, answers, scores, a real update."""
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,14 +8,13 @@ import torch
 
 from groupwise.config import Config
 from groupwise.load import Parts
-from groupwise.objective.advantages import advantages
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy
-from groupwise.rollout.collect import reward_weights, sample_groups
+from groupwise.rollout.collect import sample_groups
 from groupwise.training.api import start_state
-from groupwise.training.loop import Clock, collect_step, learn
+from groupwise.training.clock import Clock
 from groupwise.training.metrics import memory_gb
-from groupwise.training.step import annotate
+from groupwise.training.step import grpo_step
 from groupwise.types import Group, Sampling
 
 PROMPTS = 8
@@ -54,14 +52,9 @@ def make_trial(parts: Parts) -> Trial:
     state = start_state(small, None)
     parts.engine.sync(version=0)
     _warm_up(small)
-    clock = Clock()
-    groups = collect_step(small, state.step, state.cursor, clock).groups
-    with clock.phase("logprobs"):
-        groups = annotate(groups, parts.policy, state.reference, config)
-    groups = advantages(groups, config.algorithm, reward_weights(parts.scorer, config.rollout))
-    began = time.perf_counter()
-    metrics = learn(state, groups, config)
-    clock.phases["update"] = time.perf_counter() - began
+    with Clock() as clock:
+        step = grpo_step(small, state)
+    groups = step.batch.groups
     flat = [(group.problem, c.text) for group in groups for c in group.completions]
     verdicts = parts.judge.score([problem for problem, _ in flat], [text for _, text in flat])
     right = verdicts.get("correct")
@@ -74,7 +67,7 @@ def make_trial(parts: Parts) -> Trial:
         formatted=[bool(verdict) for verdict in verdicts["format"]],
         extracted=[parts.task.extract(text) is not None for _, text in flat],
         seconds=clock.phases,
-        sampler_gap=metrics.get("sampler_gap"),
+        sampler_gap=step.metrics.get("sampler_gap"),
         resident_gb=(held.weights + reference + (0 if held.offloaded else held.training)) / 1e9,
         peak_gb=memory_gb(),
         available_gb=_available_gb(parts.policy.device),

@@ -10,7 +10,7 @@ from groupwise.config.base import Settings
 from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
 from groupwise.config.workers import WorkerSettings, staleness_in
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 from groupwise.types import Sampling
 
 

@@ -21,7 +21,8 @@ def entropy_collapse(history: History, config: Config | None, standing: bool) ->
     limit = min(0.2 * before, 0.1)
     if not beyond(after, limit, 1.5 * limit, standing):
         return None
-    higher = 0.28 if config is None else max(0.28, config.algorithm.clip_high + 0.08)
+    edges = None if config is None else config.algorithm.surrogate.clip_edges()
+    higher = 0.28 if edges is None else max(0.28, edges[1] - 1 + 0.08)
     return Finding(
         "entropy_collapse",
         "Entropy collapse: the policy has become sure before it is right",

@@ -94,7 +94,7 @@ def one_reward_dominates(history: History, config: Config | None, standing: bool
                 f"{name} {100 * spread / total:.1f} %, though {name} differs between answers in "
                 f"{percent(varied or 0)} of groups ({history.recent})",
                 f"raise the weight of {name} or lower that of {first} under rewards:, or "
-                "algorithm.per_reward=true, which puts rewards on one scale",
+                "algorithm.advantage=gdpo, which puts rewards on one scale",
                 "warning",
                 history.step,
             )

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from groupwise.errors import ConfigError
-from groupwise.explain.numbers import Moment, StepNumbers
+from groupwise.explain.numbers import StepNumbers
 from groupwise.explain.step import Step
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
+from groupwise.training.update import Update
 from groupwise.types import Advantage, Group
 
 
@@ -17,7 +18,7 @@ class GroupView:
 
     number: int
     group: Group
-    moment: Moment
+    update: Update
     numbers: StepNumbers
     index: int
 
@@ -35,7 +36,7 @@ class GroupView:
 
     @property
     def computed(self) -> bool:
-        return any(group == self.index for group, _ in self.moment.scored)
+        return self.index in self.update.computed
 
     @property
     def loss(self) -> float:
@@ -52,10 +53,10 @@ class GroupView:
 
 def group_views(step: Step) -> list[GroupView]:
     views: list[GroupView] = []
-    for moment in step.last_pass:
-        numbers = step.numbers(moment)
-        for index, group in enumerate(moment.groups):
-            views.append(GroupView(len(views) + 1, group, moment, numbers, index))
+    for update in step.last_pass:
+        numbers = step.numbers(update)
+        for index, group in enumerate(update.batch.groups):
+            views.append(GroupView(len(views) + 1, group, update, numbers, index))
     return views
 
 
@@ -75,54 +76,23 @@ def as_number(advantage: Advantage) -> float:
     return advantage
 
 
-def advantage_rule(objective: Objective) -> str:
-    """How rewards became advantages, as a formula."""
-    if objective.per_reward:
-        return "each reward's z-score within the group, summed by weight, whitened over the batch"
-    baseline = {"mean": "mean", "leave_one_out": "mean of the others"}[objective.baseline]
-    divided = {
-        "group": f"(reward − {baseline}) / (std + 0.0001)",
-        "batch": f"(reward − {baseline}) / (std of the whole batch + 0.0001)",
-        "none": f"reward − {baseline}",
-    }
-    penalty = objective.needs_reference and objective.kl_in == "reward"
-    return divided[objective.scale] + (", KL taken off the reward first" if penalty else "")
-
-
-SURROGATE_RULES = {
-    "clip": "−min(r·A, clip(r, {low:g}, {high:g})·A)",
-    "reinforce": "−A·log π",
-    "cispo": "−min(r, {max:g})·A·log π, the ratio without gradient",
-    "sapo": "−(4/τ)·sigmoid(τ(r − 1))·A",
-    "vespo": "−φ(w)·A·log π, w the whole answer's ratio",
-    "gmpo": "−A·geometric mean of the answer's bounded ratios",
-}
-AGGREGATE_RULES = {
-    "sequence_mean": "the mean over answers of each answer's mean over its tokens",
-    "token_mean": "the sum over all tokens, divided by their number",
-    "fixed_length": "the sum over all tokens, divided by answers × the length limit",
-    "sequence_sum": "the mean over answers of each answer's sum over its tokens",
-    "microbatch_token_mean": "the mean over micro-batches of their tokens' mean",
-}
-
-
-def surrogate_rule(objective: Objective) -> str:
-    return SURROGATE_RULES[objective.surrogate].format(
-        low=1 - objective.clip_low, high=1 + objective.clip_high, max=objective.cispo_max
-    )
+def advantage_formula(objective: Objective) -> str:
+    """How rewards became advantages."""
+    penalty = ", KL taken off the reward first" if objective.kl_in_reward else ""
+    return objective.advantage.formula() + penalty
 
 
 def sums(step: Step, views: list[GroupView]) -> Iterator[tuple[str, float | None]]:
     """What the groups of the last pass add up to, and what training logged."""
-    updates = step.updates
+    updates = step.taken
     if len(updates) <= 1:
         yield "sum of all tokens' shares", sum(view.loss for view in views)
         if updates and (bonus := step.numbers(updates[0]).entropy_bonus):
             yield "entropy bonus, taken off", bonus
         yield "loss", step.loss
     else:
-        for index, moment in enumerate(updates, start=1):
-            yield f"loss of update {index} of {len(updates)}", step.numbers(moment).loss
+        for index, update in enumerate(updates, start=1):
+            yield f"loss of update {index} of {len(updates)}", step.numbers(update).loss
         yield "their mean, the step's loss", step.loss
     yield "loss that training logged", step.logged.get("loss")
     yield "gradient norm, before clipping", step.logged.get("grad_norm")

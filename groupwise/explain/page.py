@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 
 from groupwise.explain.groups import (
-    AGGREGATE_RULES,
     GroupView,
-    advantage_rule,
+    advantage_formula,
     as_number,
     group_views,
     pick,
     sums,
-    surrogate_rule,
 )
 from groupwise.explain.numbers import TokenNumbers
 from groupwise.explain.step import Decode, Step
+from groupwise.objective.aggregate import AGGREGATE_FORMULAS
 from groupwise.tracking.html_page import page, shown, table, text_block
 
 TOKENS_ON_PAGE = 20_000
@@ -48,7 +47,7 @@ def _idea(step: Step, view: GroupView) -> Iterator[str]:
     yield (
         f"<p>The rewards have mean <strong>{view.mean:.4f}</strong> and standard deviation "
         f"<strong>{view.deviation:.4f}</strong>. An answer's advantage says how much it beat the "
-        f"others: <code>{shown(advantage_rule(objective))}</code>. No second model has to guess "
+        f"others: <code>{shown(advantage_formula(objective))}</code>. No second model has to guess "
         "what an answer is worth: the group is the yardstick. Where all answers score the same, "
         "every advantage is 0 and there is nothing to learn.</p>"
     )
@@ -56,13 +55,13 @@ def _idea(step: Step, view: GroupView) -> Iterator[str]:
     yield (
         "<p>Every token of an answer gets its answer's advantage A. The ratio r is how much "
         "likelier the policy makes the token now than when it was sampled: 1 at the first update "
-        f"after sampling. Its loss is <code>{shown(surrogate_rule(objective))}</code>"
+        f"after sampling. Its loss is <code>{shown(objective.surrogate.formula())}</code>"
     )
-    if objective.needs_reference and objective.kl_in == "loss":
+    if objective.kl_in_loss:
         yield f" plus <code>{objective.kl_weight:g} · KL</code> to the reference"
     yield (
-        f", and the losses become one number as {AGGREGATE_RULES[objective.aggregate]}. What the "
-        "model learns from is the slope: the push on a token is dL/dlogp. "
+        f", and the losses become one number as {AGGREGATE_FORMULAS[objective.aggregate]}. "
+        "What the model learns from is the slope: the push on a token is dL/dlogp. "
         '<span class="good">Green</span> tokens are made likelier, <span class="bad">red</span> '
         "ones less likely, the stronger the colour the more; a clipped token is pushed no further. "
         "Point at a token to see its numbers.</p>"

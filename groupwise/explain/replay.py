@@ -6,11 +6,11 @@ objective would have sampled or done at later steps is another run; this is the 
 with other eyes.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
@@ -19,12 +19,11 @@ from rich.text import Text
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.explain.groups import GroupView, as_number, group_views, pick, visible
-from groupwise.explain.numbers import Moment
 from groupwise.explain.step import Step, stored_logprobs
-from groupwise.objective.advantages import advantages
+from groupwise.objective.assign import assign_advantages
 from groupwise.recipe import parse
 from groupwise.tracking.console import printable
-from groupwise.training.step import keep_threshold
+from groupwise.training.update import Update, rollout_batch
 
 SHOWN_TOKENS = 40
 
@@ -52,24 +51,22 @@ def replay_step(step: Step, settings: Iterable[str]) -> Replay:
     weights = {reward.name: reward.weight for reward in config.rewards}
     if config.rollout.overlong_buffer:
         weights["overlong"] = 1.0
-    whole = [_completed(moment) for moment in step.last_pass]
-    groups = [group for moment in whole for group in moment.groups]
+    whole = [_completed(update) for update in step.last_pass]
     _check_inputs(whole, config, weights)
-    threshold = keep_threshold(groups, config.algorithm)
-    scored = iter(advantages(groups, config.algorithm, weights))
-    moments = [
+    groups = [group for update in whole for group in update.batch.groups]
+    batch = assign_advantages(rollout_batch(groups, config), config.algorithm, weights)
+    updates = [
         replace(
-            moment,
-            groups=[next(scored) for _ in moment.groups],
-            keep_above=threshold,
+            update,
+            batch=minibatch,
             entropy_weight=config.algorithm.entropy_weight,
             loss=None,
             grad_norm=None,
         )
-        for moment in whole
+        for update, minibatch in zip(whole, batch.minibatches(len(whole)), strict=True)
     ]
-    was = replace(step, moments=whole, config=_one_pass(step.config))
-    now = replace(step, moments=moments, config=_one_pass(config), logged={})
+    was = replace(step, updates=whole, config=_one_pass(step.config))
+    now = replace(step, updates=updates, config=_one_pass(config), logged={})
     return Replay(was, now, changes)
 
 
@@ -90,19 +87,21 @@ def _one_pass(config: Config) -> Config:
     return config.model_copy(update={"batch": config.batch.model_copy(update={"epochs": 1})})
 
 
-def _completed(moment: Moment) -> Moment:
-    """The moment with log-probs for every group, stored ones where training computed none."""
-    return replace(moment, scored={**stored_logprobs(moment.groups), **moment.scored})
+def _completed(update: Update) -> Update:
+    """The update with log-probs for every group, stored ones where training computed none."""
+    logprobs_BT, entropies_BT = stored_logprobs(update.batch)
+    unknown_BT = update.logprobs_BT.isnan()
+    return replace(
+        update,
+        logprobs_BT=torch.where(unknown_BT, logprobs_BT, update.logprobs_BT),
+        entropies_BT=torch.where(unknown_BT, entropies_BT, update.entropies_BT),
+    )
 
 
-def _entropies(moment: Moment) -> Iterable[float]:
-    return (entropy for _, entropies in moment.scored.values() for entropy in entropies)
-
-
-def _check_inputs(moments: Sequence[Moment], config: Config, weights: dict[str, float]) -> None:
+def _check_inputs(updates: Sequence[Update], config: Config, weights: dict[str, float]) -> None:
     """What the other objective needs must have been stored with the answers."""
     objective = config.algorithm
-    groups = [group for moment in moments for group in moment.groups]
+    groups = [group for update in updates for group in update.batch.groups]
     completions = [c for group in groups for c in group.completions]
     if objective.needs_reference and any(c.ref_logprobs is None for c in completions):
         raise ConfigError(
@@ -114,17 +113,17 @@ def _check_inputs(moments: Sequence[Moment], config: Config, weights: dict[str, 
             "top_entropy needs entropies that this run did not store: add "
             "--set algorithm.top_entropy=1"
         )
-    in_reward = objective.needs_reference and objective.kl_in == "reward"
-    if in_reward and any(c.old_logprobs is None for c in completions):
+    if objective.kl_in_reward and any(c.old_logprobs is None for c in completions):
         raise ConfigError("kl_in=reward needs old log-probs that this run did not store")
-    if objective.uses_entropy and any(math.isnan(e) for m in moments for e in _entropies(m)):
+    unknown = [update.entropies_BT[update.batch.mask_BT].isnan().any() for update in updates]
+    if objective.uses_entropy and any(unknown):
         raise ConfigError(
             "an entropy bonus needs entropies that were not computed here: leave out --stored, or "
             "add --set algorithm.entropy_weight=0"
         )
-    if objective.per_reward and set(groups[0].scores) - set(weights):
-        unknown = ", ".join(set(groups[0].scores) - set(weights))
-        raise ConfigError(f"per_reward needs weights, and the recipe names none for {unknown}")
+    unnamed = ", ".join(set(groups[0].scores) - set(weights))
+    if objective.advantage.kind == "gdpo" and unnamed:
+        raise ConfigError(f"gdpo needs weights, and the recipe names none for {unnamed}")
 
 
 def print_replay(replay: Replay, console: Console, group: int | None = None) -> None:

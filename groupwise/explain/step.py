@@ -8,19 +8,21 @@ in: those of the sampler, or of the policy before the step's first update.
 
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from groupwise.batch import split_evenly
+import torch
+from torch import Tensor
+
+from groupwise.batch import Batch
 from groupwise.config import Config
 from groupwise.errors import RunFolderError
-from groupwise.explain.numbers import Moment, StepNumbers, token_numbers
-from groupwise.objective.advantages import advantages
+from groupwise.explain.numbers import StepNumbers, token_numbers
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.training.step import Scored, Seen, keep_threshold, step_denominator
+from groupwise.training.update import Update, rollout_batch
 from groupwise.types import Group, group_from_json
 
 FARTHEST = 100
@@ -37,7 +39,7 @@ class Step:
     name: str
     number: int
     config: Config
-    moments: list[Moment]
+    updates: list[Update]
     decode: Decode
     source: str
     exact: bool
@@ -46,31 +48,28 @@ class Step:
 
     @cached_property
     def _numbers(self) -> dict[int, StepNumbers]:
-        found = {}
-        for moment in self.moments:
-            over = step_denominator(moment.groups, self.config, moment.keep_above)
-            found[id(moment)] = token_numbers(moment, self.config.algorithm, over)
-        return found
+        objective = self.config.algorithm
+        return {id(update): token_numbers(update, objective) for update in self.updates}
 
-    def numbers(self, moment: Moment) -> StepNumbers:
-        """Every number of one of the step's moments."""
-        return self._numbers[id(moment)]
+    def numbers(self, update: Update) -> StepNumbers:
+        """Every number of one of the step's updates."""
+        return self._numbers[id(update)]
 
     @property
-    def updates(self) -> list[Moment]:
+    def taken(self) -> list[Update]:
         """The optimizer steps that were taken: a part without any spread takes none."""
-        return [moment for moment in self.moments if moment.scored]
+        return [update for update in self.updates if update.computed]
 
     @property
     def loss(self) -> float:
         """The mean over the step's updates, as it is logged."""
-        losses = [self.numbers(moment).loss for moment in self.updates]
+        losses = [self.numbers(update).loss for update in self.taken]
         return sum(losses) / len(losses) if losses else 0.0
 
     @property
-    def last_pass(self) -> list[Moment]:
-        """The last update of every group: the moments of the last epoch."""
-        return self.moments[-self.config.batch.minibatches :]
+    def last_pass(self) -> list[Update]:
+        """The last update of every group: the updates of the last epoch."""
+        return self.updates[-self.config.batch.minibatches :]
 
 
 def is_run(path: str | pathlib.Path) -> bool:
@@ -80,29 +79,23 @@ def is_run(path: str | pathlib.Path) -> bool:
 def recipe_step(name: str, config: Config) -> Step:
     """The first step of a recipe, made for real with its model."""
     from groupwise.load import load_parts
-    from groupwise.rollout.collect import reward_weights
     from groupwise.training.api import start_state
-    from groupwise.training.loop import Clock, collect_step, learn
-    from groupwise.training.step import annotate
+    from groupwise.training.step import grpo_step
 
     with load_parts(config) as parts:
         state = start_state(parts, None)
         parts.engine.sync(version=0)
-        collected = collect_step(parts, state.step, state.cursor, Clock())
-        weights = reward_weights(parts.scorer, config.rollout)
-        groups = annotate(collected.groups, parts.policy, state.reference, config)
-        groups = advantages(groups, config.algorithm, weights)
-        moments: list[Moment] = []
-        metrics = learn(state, groups, config, observe=lambda seen: moments.append(_moment(seen)))
+        updates: list[Update] = []
+        step = grpo_step(parts, state, observe=updates.append)
         return Step(
             name,
             1,
             config,
-            moments,
+            [_on_cpu(update) for update in updates],
             decoder(parts.policy.tokenizer),
             "the first step of the recipe, made just now with its model",
             True,
-            metrics,
+            step.metrics,
         )
 
 
@@ -117,22 +110,22 @@ def run_step(folder: pathlib.Path, number: int | None, *, stored: bool = False) 
         return _from_stored(folder, config, number, groups, logged)
     from groupwise.load import load_config_policy
     from groupwise.training.api import make_state
-    from groupwise.training.loop import learn
+    from groupwise.training.update import learn
 
     weights = None if start.checkpoint is None else str(start.checkpoint / "model")
     policy = load_config_policy(config, weights)
     state = make_state(config, policy, start.checkpoint, with_reference=False)
     while state.step < number - 1:
-        learn(state, stored_groups(folder, state.step + 1), config)
-    moments: list[Moment] = []
-    learn(state, groups, config, observe=lambda seen: moments.append(_moment(seen)))
+        learn(rollout_batch(stored_groups(folder, state.step + 1), config), state, config)
+    updates: list[Update] = []
+    learn(rollout_batch(groups, config), state, config, observe=updates.append)
     place = "the initial model" if start.checkpoint is None else start.checkpoint.name
     again = f", the {start.distance} steps after it made again" * (start.distance > 0)
     return Step(
         folder.name,
         number,
         config,
-        moments,
+        [_on_cpu(update) for update in updates],
         decoder(policy.tokenizer),
         f"answers, rewards and advantages as stored; log-probs and gradient recomputed from "
         f"{place}{again}",
@@ -169,13 +162,12 @@ def _from_stored(
     logged: Mapping[str, Any],
 ) -> Step:
     """The first update as the stored log-probs tell it; later ones are not known."""
-    first = split_evenly(groups, config.batch.minibatches)[0]
+    batch = next(rollout_batch(groups, config).minibatches(config.batch.minibatches))
     only = config.batch.minibatches * config.batch.epochs == 1
-    threshold = keep_threshold(groups, config.algorithm)
-    moment = Moment(
-        first,
-        stored_logprobs(first),
-        threshold,
+    update = Update(
+        batch,
+        *stored_logprobs(batch),
+        entropy_weight=0.0,
         loss=logged.get("loss") if only else None,
         grad_norm=logged.get("grad_norm") if only else None,
         lr=logged.get("lr"),
@@ -186,7 +178,7 @@ def _from_stored(
         folder.name,
         number,
         config,
-        [moment],
+        [update],
         _stored_decoder(folder, config),
         f"everything as stored; log-probs{which} are the sampler's where the policy's were not "
         f"needed, so the loss{bonus} agrees up to the sampler gap",
@@ -195,19 +187,16 @@ def _from_stored(
     )
 
 
-def stored_logprobs(groups: Sequence[Group]) -> Scored:
+def stored_logprobs(batch: Batch) -> tuple[Tensor, Tensor]:
     """Log-probs at a step's start: the policy's where they were stored, else the sampler's.
 
     Entropies that were not stored are NaN.
     """
-    return {
-        (g, a): (
-            list(c.old_logprobs or c.logprobs),
-            list(c.old_entropies or [math.nan] * len(c.tokens)),
-        )
-        for g, group in enumerate(groups)
-        for a, c in enumerate(group.completions)
-    }
+    old_BT, entropies_BT = batch.old_logprobs_BT, batch.old_entropies_BT
+    assert batch.sampler_logprobs_BT is not None
+    logprobs_BT = batch.sampler_logprobs_BT if old_BT is None else old_BT
+    unknown_BT = torch.full_like(logprobs_BT, math.nan)
+    return logprobs_BT, unknown_BT if entropies_BT is None else entropies_BT
 
 
 def stored_groups(folder: pathlib.Path, number: int) -> list[Group]:
@@ -235,8 +224,13 @@ def _check_stored(folder: pathlib.Path, number: int | None) -> int:
     return number
 
 
-def _moment(seen: Seen) -> Moment:
-    return Moment(**vars(seen))
+def _on_cpu(update: Update) -> Update:
+    return replace(
+        update,
+        batch=update.batch.to(torch.device("cpu")),
+        logprobs_BT=update.logprobs_BT.cpu(),
+        entropies_BT=update.entropies_BT.cpu(),
+    )
 
 
 def decoder(tokenizer: Any) -> Decode:

@@ -9,18 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.explain.groups import (
-    AGGREGATE_RULES,
     GroupView,
-    advantage_rule,
+    advantage_formula,
     as_number,
     group_views,
     pick,
     sums,
-    surrogate_rule,
     visible,
 )
 from groupwise.explain.numbers import TokenNumbers
 from groupwise.explain.step import Decode, Step
+from groupwise.objective.aggregate import AGGREGATE_FORMULAS
 from groupwise.tracking.console import printable
 
 SHOWN_TOKENS = 60
@@ -38,15 +37,16 @@ def print_step(step: Step, console: Console, group: int | None = None) -> None:
     console.print(_answers(view), highlight=False)
     _heading(console, "3. Advantages: better or worse than the group")
     console.print(
-        f"mean {view.mean:.4f}, std {view.deviation:.4f};  advantage = {advantage_rule(objective)}",
+        f"mean {view.mean:.4f}, std {view.deviation:.4f};  "
+        f"advantage = {advantage_formula(objective)}",
         highlight=False,
     )
     _heading(console, "4. Tokens: how hard each is pushed")
     console.print(
-        f"token loss = {surrogate_rule(objective)}"
+        f"token loss = {objective.surrogate.formula()}"
         + (f" + {objective.kl_weight:g}·KL" if objective.needs_reference else "")
         + f";  push = dL/dlogp, negative makes a token likelier;\naggregated as "
-        f"{AGGREGATE_RULES[objective.aggregate]}",
+        f"{AGGREGATE_FORMULAS[objective.aggregate]}",
         highlight=False,
     )
     _print_tokens(view, step.decode, console)

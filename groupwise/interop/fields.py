@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.config import Config, RolloutSettings
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
+from groupwise.objective.surrogates import SURROGATES
 
 DIRECT = {
     "seed": "seed",
@@ -22,11 +23,6 @@ DIRECT = {
     "rollout.top_k": "top_k",
     "rollout.repetition_penalty": "repetition_penalty",
     "algorithm.ratio": "importance_sampling_level",
-    "algorithm.scale": "scale_rewards",
-    "algorithm.clip_low": "epsilon",
-    "algorithm.clip_max": "delta",
-    "algorithm.sapo_tau_positive": "sapo_temperature_pos",
-    "algorithm.sapo_tau_negative": "sapo_temperature_neg",
     "algorithm.kl_weight": "beta",
     "algorithm.mask_truncated": "mask_truncated_completions",
     "algorithm.top_entropy": "top_entropy_quantile",
@@ -41,14 +37,9 @@ DIRECT = {
 """Our setting -> TRL's field of the same meaning."""
 
 LOSS_TYPES = {
-    ("clip", "sequence_mean"): "grpo",
-    ("clip", "token_mean"): "dapo",
-    ("clip", "fixed_length"): "dr_grpo",
-    ("clip", "sequence_sum"): "luspo",
-    ("clip", "microbatch_token_mean"): "bnpo",
-    ("cispo", "token_mean"): "cispo",
-    ("sapo", "sequence_mean"): "sapo",
-    ("vespo", "token_mean"): "vespo",
+    (kind, aggregate): loss_type
+    for kind, surrogate in SURROGATES.items()
+    for aggregate, loss_type in surrogate.trl_loss_types.items()
 }
 """(surrogate, aggregate) -> TRL's loss_type."""
 
@@ -118,21 +109,15 @@ def _objective(objective: Objective, rollout: RolloutSettings) -> dict[str, Any]
     values: dict[str, Any] = {
         "min_p": rollout.min_p or None,
         "loss_type": _loss_type(objective),
-        "epsilon_high": objective.cispo_max
-        if objective.surrogate == "cispo"
-        else objective.clip_high,
+        "scale_rewards": getattr(objective.advantage, "scale", "group"),
         "use_bias_correction_kl": objective.kl_unbiased,
         "multi_objective_aggregation": "normalize_then_sum"
-        if objective.per_reward
+        if objective.advantage.kind == "gdpo"
         else "sum_then_normalize",
         "vllm_importance_sampling_correction": objective.mismatch != "none",
     }
-    if objective.surrogate == "vespo":
-        for name, (k, weight) in (
-            ("pos", objective.vespo_positive),
-            ("neg", objective.vespo_negative),
-        ):
-            values |= {f"vespo_k_{name}": k, f"vespo_lambda_{name}": weight}
+    surrogate = objective.surrogate
+    values |= {theirs: getattr(surrogate, ours) for ours, theirs in surrogate.trl_fields.items()}
     if objective.entropy_target is not None:
         values |= {
             "use_adaptive_entropy": True,
@@ -152,7 +137,7 @@ def _objective(objective: Objective, rollout: RolloutSettings) -> dict[str, Any]
 def _loss_type(objective: Objective) -> str:
     """TRL's, or where it has none, the clipped loss with the same aggregation."""
     aggregate = objective.aggregate
-    exact = LOSS_TYPES.get((objective.surrogate, aggregate))
+    exact = objective.surrogate.trl_loss_types.get(aggregate)
     return exact or LOSS_TYPES[("clip", aggregate)]
 
 
@@ -224,18 +209,17 @@ def _lost_of_the_run(config: Config) -> Iterator[str]:
 
 
 def _lost_of_the_objective(objective: Objective) -> Iterator[str]:
-    if (objective.surrogate, objective.aggregate) not in LOSS_TYPES:
+    kind = objective.surrogate.kind
+    if (kind, objective.aggregate) not in LOSS_TYPES:
         same = "; with one update a rollout, its gradient is the same"
         yield (
-            f"algorithm.surrogate={objective.surrogate} with aggregate={objective.aggregate}: "
+            f"algorithm.surrogate={kind} with aggregate={objective.aggregate}: "
             f"loss_type {_loss_type(objective)} stands in its place"
-            f"{same if objective.surrogate == 'reinforce' else ''}"
+            f"{same if kind == 'reinforce' else ''}"
         )
-    if objective.surrogate == "clip" and objective.aggregate == "sequence_sum" and (
-        objective.ratio != "sequence"
-    ):  # fmt: skip
+    if _loss_type(objective) == "luspo" and objective.ratio != "sequence":
         yield "algorithm.ratio=token: TRL warns that luspo is meant for ratios of sequences"
-    if objective.baseline == "leave_one_out":
+    if getattr(objective.advantage, "baseline", "mean") == "leave_one_out":
         yield "algorithm.baseline=leave_one_out: the group's mean (TRL has an RLOOTrainer for it)"
     if objective.kl_weight and objective.kl_estimator != "k3":
         yield f"algorithm.kl_estimator={objective.kl_estimator}: k3"

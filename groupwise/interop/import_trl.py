@@ -19,6 +19,7 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.interop.defaults import DEFAULTS, HINTS, NOTHING_LOST, SCHEDULES
 from groupwise.interop.fields import DIRECT, LOSS_TYPES, OPTIMIZERS
+from groupwise.objective.surrogates import SURROGATES
 from groupwise.recipe import parse, read_yaml
 
 LONGEST_FILE = 1_000_000
@@ -161,25 +162,24 @@ def _objective(reader: _Reader, found: Imported) -> None:
     if loss_type not in known:
         raise ConfigError(f"loss_type {loss_type!r} is unknown; there are: {', '.join(known)}")
     surrogate, aggregate = known[loss_type]
-    high = reader.take("epsilon_high")
-    high = reader.take("epsilon") if high is None else high
     found.put("algorithm.preset", "grpo")
-    found.put("algorithm.surrogate", surrogate)
+    found.put("algorithm.surrogate.kind", surrogate)
     found.put("algorithm.aggregate", aggregate)
-    found.put("algorithm.cispo_max" if surrogate == "cispo" else "algorithm.clip_high", high)
+    chosen = SURROGATES[surrogate]
+    for ours, theirs in chosen.trl_fields.items():
+        value = reader.take(theirs, chosen.model_fields[ours].default)
+        if value is None and theirs == "epsilon_high":
+            value = reader.take("epsilon")
+        found.put(f"algorithm.surrogate.{ours}", value)
     if reader.take("use_bias_correction_kl") and reader.take("beta"):
         found.put("algorithm.kl_unbiased", True)
-    per_reward = reader.take("multi_objective_aggregation") == "normalize_then_sum"
-    found.put("algorithm.per_reward", per_reward)
+    scale = _plain("scale_rewards", reader.take("scale_rewards"))
+    if reader.take("multi_objective_aggregation") == "normalize_then_sum":
+        found.put("algorithm.advantage.kind", "gdpo")
+    else:
+        found.put("algorithm.advantage", {"kind": "group", "scale": scale})
     if reader.take("min_p"):
         found.put("rollout.min_p", reader.take("min_p"))
-    if surrogate == "vespo":
-        for ours, name, (k, weight) in (
-            ("vespo_positive", "pos", (2.0, 3.0)),
-            ("vespo_negative", "neg", (3.0, 2.0)),
-        ):
-            pair = reader.take(f"vespo_k_{name}", k), reader.take(f"vespo_lambda_{name}", weight)
-            found.put(f"algorithm.{ours}", list(pair))
     if reader.take("use_adaptive_entropy"):
         found.put("algorithm.entropy_target", reader.take("entropy_target", 0.2))
         found.put("algorithm.entropy_delta", reader.take("entropy_coef_delta", 0.005))

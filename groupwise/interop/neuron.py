@@ -68,8 +68,9 @@ def neuron_fields(config: Config, tensor_parallel: int) -> Fields:
     """NeuronGRPOConfig's arguments: TRL's that it knows, and Trainium's own."""
     there = trl_fields(config)
     values = {name: value for name, value in there.values.items() if name not in UNKNOWN_THERE}
+    surrogate = config.algorithm.surrogate
     if values["loss_type"] not in LOSS_TYPES:
-        values |= {"loss_type": "grpo", "epsilon_high": config.algorithm.clip_high}
+        values |= {"loss_type": "grpo", "epsilon_high": getattr(surrogate, "clip_high", 0.2)}
     values |= {
         "top_k": config.rollout.top_k or None,
         "max_prompt_length": config.rollout.max_prompt_tokens,
@@ -95,8 +96,8 @@ def _lost(config: Config, loss_type: str) -> Iterator[str]:
         yield "algorithm.entropy_*: no entropy bonus"
     if objective.kl_unbiased:
         yield "algorithm.kl_unbiased: KL without the ratio in front"
-    if objective.per_reward:
-        yield "algorithm.per_reward: rewards are summed before they are normalised"
+    if objective.advantage.kind == "gdpo":
+        yield "algorithm.advantage=gdpo: rewards are summed before they are normalised"
     if objective.off_policy_limit is not None:
         yield "algorithm.off_policy_limit: no answer is dropped"
     if objective.mismatch != "none" and (objective.mismatch, objective.mismatch_mode) != (

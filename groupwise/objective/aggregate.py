@@ -9,28 +9,10 @@ A loss is (B, T), or (B, 1) where it is the same for every token of an answer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Denominator:
-    """What an optimizer step holds, over all its micro-batches and ranks.
-
-    Denominator(answers=128, tokens=5310, max_tokens=256)
-
-    `answers` counts every answer, also those whose tokens are all masked (cut off, or empty).
-    `tokens` counts the tokens that carry loss, after answers that were cut off are masked.
-    `max_tokens` is the length limit of an answer, a setting. `kept_tokens` counts those that
-    `top_entropy` keeps (None: all). `microbatches` matters to `microbatch_token_mean` alone.
-    """
-
-    answers: int
-    tokens: int
-    max_tokens: int
-    kept_tokens: int | None = None
-    microbatches: int = 1
+from groupwise.batch import Denominator
 
 
 def answer_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -67,6 +49,15 @@ def microbatch_token_mean(loss_BT: Tensor, mask_BT: Tensor, over: Denominator) -
     """
     return (loss_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1) / over.microbatches
 
+
+AGGREGATE_FORMULAS = {
+    "sequence_mean": "the mean over answers of each answer's mean over its tokens",
+    "token_mean": "the sum over all tokens, divided by their number",
+    "fixed_length": "the sum over all tokens, divided by answers × the length limit",
+    "sequence_sum": "the mean over answers of each answer's sum over its tokens",
+    "microbatch_token_mean": "the mean over micro-batches of their tokens' mean",
+}
+"""As `groupwise explain` prints them."""
 
 AGGREGATES: dict[str, Callable[[Tensor, Tensor, Denominator], Tensor]] = {
     "sequence_mean": sequence_mean,

@@ -12,8 +12,8 @@ steps is two numbers: the weight, and the entropy that the step before measured.
 
 from torch import Tensor
 
-from groupwise.objective.aggregate import Denominator
-from groupwise.objective.presets import Objective
+from groupwise.batch import Denominator
+from groupwise.objective.objective import Objective
 
 
 def mean_entropy(

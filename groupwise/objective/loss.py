@@ -12,41 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from groupwise.objective.aggregate import AGGREGATES, Denominator
+from groupwise.batch import Batch
+from groupwise.objective.aggregate import AGGREGATES
 from groupwise.objective.corrections import mismatch_ratio, on_policy_answers
 from groupwise.objective.entropy import mean_entropy
 from groupwise.objective.kl import KL_ESTIMATORS
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 from groupwise.objective.ratios import importance_ratio, log_ratios
-from groupwise.objective.surrogates import SURROGATES, Terms, trust_region
+from groupwise.objective.surrogates import Terms
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 """name -> (sum, count), both detached scalars."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """One micro-batch: B answers padded to T tokens. Log-probs stored in the padding never matter.
-
-    Log-probs are of the token that was sampled, under logits / temperature.
-    """
-
-    logprobs_BT: Tensor
-    """Under the policy that learns; the gradient flows through these (and entropies)."""
-    mask_BT: Tensor
-    """bool: tokens that the policy sampled and that count."""
-    advantages_BT: Tensor
-    """(B, 1), or (B, T) for credit by token."""
-    old_logprobs_BT: Tensor | None = None
-    """Under the policy before the step's first update. None: this is the first, so the same."""
-    sampler_logprobs_BT: Tensor | None = None
-    """What the engine that sampled reported."""
-    ref_logprobs_BT: Tensor | None = None
-    """Under the reference, for KL."""
-    entropies_BT: Tensor | None = None
-    """Of the policy's whole distribution at each token."""
-    keep_BT: Tensor | None = None
-    """bool: tokens that `top_entropy` lets carry policy loss. None: all."""
 
 
 @dataclass(frozen=True)
@@ -62,63 +38,69 @@ class TokenLosses:
 
 
 def policy_loss(
-    tokens: Tokens, objective: Objective, denominator: Denominator, entropy_weight: float = 0.0
+    logprobs_BT: Tensor,
+    entropies_BT: Tensor | None,
+    batch: Batch,
+    objective: Objective,
+    entropy_weight: float = 0.0,
 ) -> tuple[Tensor, Metrics]:
     """This micro-batch's share of the step's loss (the shares add up), and its metrics.
 
+    Log-probs and entropies are of the policy that learns: the gradient flows through them.
     `entropy_weight` is passed in because it may adapt from step to step; see entropy.py.
     """
-    mask_BT = tokens.mask_BT
-    each = token_losses(tokens, objective)
+    mask_BT = batch.mask_BT
+    each = token_losses(logprobs_BT, batch, objective)
     metrics = each.metrics
-    loss = AGGREGATES[objective.aggregate](each.loss, mask_BT, denominator)
+    loss = AGGREGATES[objective.aggregate](each.loss, mask_BT, batch.denominator)
 
     # Keep exploring.
-    if tokens.entropies_BT is not None:
-        entropies_BT = tokens.entropies_BT.masked_fill(~mask_BT, 0.0)
+    if entropies_BT is not None:
+        entropies_BT = entropies_BT.masked_fill(~mask_BT, 0.0)
         metrics["entropy"] = _mean(entropies_BT, mask_BT)
         if entropy_weight != 0:
-            bonus = mean_entropy(entropies_BT, mask_BT, tokens.keep_BT, denominator)
+            bonus = mean_entropy(entropies_BT, mask_BT, batch.keep_BT, batch.denominator)
             loss = loss - entropy_weight * bonus
     else:
-        assert entropy_weight == 0, "an entropy bonus needs entropies_BT"
+        assert entropy_weight == 0, "an entropy bonus needs entropies"
 
     return loss, metrics
 
 
-def token_losses(tokens: Tokens, objective: Objective) -> TokenLosses:
+def token_losses(logprobs_BT: Tensor, batch: Batch, objective: Objective) -> TokenLosses:
     """What each token adds before aggregation: the surrogate, its corrections, and KL."""
-    mask_BT = tokens.mask_BT
-    logprobs_BT = tokens.logprobs_BT.masked_fill(~mask_BT, 0.0)
+    mask_BT = batch.mask_BT
+    logprobs_BT = logprobs_BT.masked_fill(~mask_BT, 0.0)
     old_logprobs_BT = (
-        logprobs_BT.detach() if tokens.old_logprobs_BT is None else tokens.old_logprobs_BT
+        logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
     )
     metrics: Metrics = {}
 
     # How far has the policy moved since it was sampled? On-policy the ratio is 1, with a gradient.
     log_ratio_BT = log_ratios(logprobs_BT, old_logprobs_BT, mask_BT)
     ratio = importance_ratio(log_ratio_BT, mask_BT, objective.ratio)
-    metrics |= _ratio_metrics(ratio, tokens, objective)
+    metrics |= _ratio_metrics(ratio, batch, objective)
 
     # Make answers that beat their group more likely, the others less, within a trusted distance.
-    rho = _mismatch(tokens, old_logprobs_BT, objective, metrics)
-    terms = Terms(logprobs_BT, log_ratio_BT, ratio, tokens.advantages_BT, mask_BT, rho)
-    loss_BT = SURROGATES[objective.surrogate](terms, objective)
+    rho = _mismatch(batch, old_logprobs_BT, objective, metrics)
+    terms = Terms(logprobs_BT, log_ratio_BT, ratio, batch.advantages_BT, mask_BT, rho)
+    loss_BT = objective.surrogate.loss(terms)
 
     # Weigh or drop what the present policy would not have sampled, or what it was sure of anyway.
-    if rho is not None and objective.surrogate != "vespo":
+    if rho is not None and not objective.surrogate.corrects_mismatch:
         loss_BT = loss_BT * rho
     if objective.off_policy_limit is not None:
         loss_BT = loss_BT * _still_on_policy(
-            tokens, old_logprobs_BT, objective.off_policy_limit, metrics
+            logprobs_BT, batch, old_logprobs_BT, objective.off_policy_limit, metrics
         )
-    if tokens.keep_BT is not None:
-        loss_BT = loss_BT * tokens.keep_BT
+    keep_BT = batch.keep_BT
+    if keep_BT is not None:
+        loss_BT = loss_BT * keep_BT
 
     # Stay near the reference.
     kl_BT = None
-    if tokens.ref_logprobs_BT is not None:
-        ref_logprobs_BT = tokens.ref_logprobs_BT.masked_fill(~mask_BT, 0.0)
+    if batch.ref_logprobs_BT is not None:
+        ref_logprobs_BT = batch.ref_logprobs_BT.masked_fill(~mask_BT, 0.0)
         kl_BT = KL_ESTIMATORS[objective.kl_estimator](logprobs_BT, ref_logprobs_BT)
         metrics["kl"] = _mean(kl_BT, mask_BT)
         if objective.kl_in == "loss":
@@ -131,10 +113,10 @@ def token_losses(tokens: Tokens, objective: Objective) -> TokenLosses:
 
 
 def _mismatch(
-    tokens: Tokens, old_logprobs_BT: Tensor, objective: Objective, metrics: Metrics
+    batch: Batch, old_logprobs_BT: Tensor, objective: Objective, metrics: Metrics
 ) -> Tensor | None:
     """rho where the objective wants it; and how far sampler and trainer are apart, as metrics."""
-    sampler_BT, mask_BT = tokens.sampler_logprobs_BT, tokens.mask_BT
+    sampler_BT, mask_BT = batch.sampler_logprobs_BT, batch.mask_BT
     if sampler_BT is None:
         assert objective.mismatch == "none", "mismatch correction needs sampler_logprobs_BT"
         return None
@@ -157,34 +139,30 @@ def _mismatch(
 
 
 def _still_on_policy(
-    tokens: Tokens, old_logprobs_BT: Tensor, limit: float, metrics: Metrics
+    logprobs_BT: Tensor, batch: Batch, old_logprobs_BT: Tensor, limit: float, metrics: Metrics
 ) -> Tensor:
-    sampler_BT = (
-        old_logprobs_BT if tokens.sampler_logprobs_BT is None else tokens.sampler_logprobs_BT
-    )
-    keep = on_policy_answers(
-        tokens.logprobs_BT, sampler_BT, tokens.mask_BT, tokens.advantages_BT, limit
-    )
-    metrics["off_policy"] = _mean(~keep, tokens.mask_BT)
+    sampler_BT = old_logprobs_BT if batch.sampler_logprobs_BT is None else batch.sampler_logprobs_BT
+    keep = on_policy_answers(logprobs_BT, sampler_BT, batch.mask_BT, batch.advantages_BT, limit)
+    metrics["off_policy"] = _mean(~keep, batch.mask_BT)
     return keep
 
 
 @torch.no_grad()
-def _ratio_metrics(ratio: Tensor, tokens: Tokens, objective: Objective) -> Metrics:
-    metrics = {"ratio": _mean(ratio, tokens.mask_BT)}
-    outside = outside_trust(ratio, tokens.advantages_BT, objective)
+def _ratio_metrics(ratio: Tensor, batch: Batch, objective: Objective) -> Metrics:
+    metrics = {"ratio": _mean(ratio, batch.mask_BT)}
+    outside = outside_clip_edges(ratio, batch.advantages_BT, objective)
     if outside is not None:
         too_low, too_high = outside
-        metrics["clip_low"] = _mean(too_low, tokens.mask_BT)
-        metrics["clip_high"] = _mean(too_high, tokens.mask_BT)
+        metrics["clip_low"] = _mean(too_low, batch.mask_BT)
+        metrics["clip_high"] = _mean(too_high, batch.mask_BT)
     return metrics
 
 
-def outside_trust(
+def outside_clip_edges(
     ratio: Tensor, advantages: Tensor, objective: Objective
 ) -> tuple[Tensor, Tensor] | None:
     """Where the ratio has passed an edge in the direction that the advantage pushes: low, high."""
-    edges = trust_region(objective)
+    edges = objective.surrogate.clip_edges()
     if edges is None:
         return None
     return (ratio < edges[0]) & (advantages < 0), (ratio > edges[1]) & (advantages > 0)

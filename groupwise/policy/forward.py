@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from groupwise.batch import Rows, microbatches, to_device
+from groupwise.batch import Rows, make_batch
 from groupwise.objective.logprobs import token_logprobs
 from groupwise.policy.attention import Unservable, why_fixed
 from groupwise.policy.load import Policy
@@ -71,7 +71,9 @@ def _probe(policy: Policy, layout: str) -> Tensor:
     answers = (tokens[3:6], tokens[4:9])
     completions = tuple(Completion(tuple(a), (0.0,) * len(a), "eos") for a in answers)
     group = Group(Problem("probe", ""), tuple(tokens[:3]), completions)
-    (micro,) = microbatches([group], layout=layout, budget=10_000, pad_id=policy.pad_id)
-    logprobs, _ = answer_logprobs(policy, to_device(micro, policy.device).rows, 1.0)
+    (micro,) = make_batch([group]).to(policy.device).microbatches(layout, 10_000, policy.pad_id)
+    rows = micro.to(policy.device).rows
+    assert rows is not None
+    logprobs, _ = answer_logprobs(policy, rows, 1.0)
     order = sorted(range(len(micro.members)), key=lambda line: micro.members[line])
     return logprobs[order]

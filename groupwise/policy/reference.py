@@ -8,7 +8,7 @@ Training knows it as a `KLReference`; one in another process is serve/reference.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,16 +16,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from groupwise.batch import Batch
 from groupwise.config import ReferenceSettings
 from groupwise.policy.load import Policy, make_policy
-from groupwise.policy.scoring import Logps, score_groups
-from groupwise.types import Group
+from groupwise.policy.logprobs import batch_logprobs
 
 
 class KLReference(Protocol):
     """Gives log-probs to answers and may follow the policy; the rest is for checkpoints."""
 
-    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Logps: ...
+    def logprobs(self, batch: Batch, temperature: float, tokens_at_once: int) -> Tensor:
+        """(B, T), on any device."""
+        ...
 
     def refresh(self, policy: Policy, step: int) -> None: ...
 
@@ -66,11 +68,11 @@ class Reference:
     def moves(self) -> bool:
         return self.settings.kind != "frozen"
 
-    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Logps:
-        scored = score_groups(
-            self.policy, groups, temperature, tokens_at_once, compiled=self.compiled
+    def logprobs(self, batch: Batch, temperature: float, tokens_at_once: int) -> Tensor:
+        logprobs_BT, _ = batch_logprobs(
+            self.policy, batch, temperature, tokens_at_once, compiled=self.compiled
         )
-        return {place: logprobs for place, (logprobs, _) in scored.items()}
+        return logprobs_BT
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:

@@ -1,8 +1,7 @@
-"""N problems in, N scored groups out; with dynamic sampling, groups that have spread."""
+"""From problems to groups of answers, and from answers to rewards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from groupwise.config import RolloutSettings
 from groupwise.distributed.world import World
@@ -29,7 +28,9 @@ Prompted = tuple[Problem, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Collected:
+class Rollout:
+    """The scored groups of one step."""
+
     groups: list[Group]
     drawn: int
     """Problems drawn for them: more than len(groups) when dynamic sampling replaced some."""
@@ -65,20 +66,20 @@ def sample_groups(
     ]
 
 
-def share_groups(
-    world: World, problems: Sequence[Prompted], make: Callable[[list[Prompted]], list[Group]]
-) -> list[Group]:
-    """`make(problems)`, each rank making the groups of its share; all ranks get all, in order."""
+def own_problems(world: World, problems: Sequence[Prompted]) -> list[Prompted]:
+    """This rank's share: every `size`-th."""
+    return list(problems[world.rank :: world.size])
+
+
+def gather_groups(world: World, own: Sequence[Group], problems: Sequence[Prompted]) -> list[Group]:
+    """The groups of all ranks, in the order of `problems`; `own` are those of `own_problems`."""
     if world.size == 1:
-        return make(list(problems))
+        return list(own)
     nobody = Problem("", "")  # all ranks have the problems already
-
-    def packed(mine: list[Prompted]) -> list[dict[str, Any]]:
-        return [to_json(replace(group, problem=nobody)) for group in make(mine)]
-
+    parts = world.gather([to_json(replace(group, problem=nobody)) for group in own])
     return [
-        replace(group_from_json(found), problem=problem)
-        for found, (problem, _) in zip(world.share(problems, packed), problems, strict=True)
+        replace(group_from_json(parts[n % world.size][n // world.size]), problem=problem)
+        for n, (problem, _) in enumerate(problems)
     ]
 
 
@@ -116,32 +117,6 @@ def score_groups(groups: Sequence[Group], scorer: Scorer, rollout: RolloutSettin
 def reward_weights(scorer: Scorer, rollout: RolloutSettings) -> dict[str, float]:
     own = {"overlong": 1.0} if rollout.overlong_buffer else {}
     return {reward.name: reward.weight for reward in scorer.rewards} | own
-
-
-def collect(
-    draw: Callable[[int], list[Prompted]],
-    sample: Callable[[list[Prompted]], list[Group]],
-    prompts: int,
-    max_draws: float,
-) -> Collected:
-    """Draw, sample and score `prompts` groups.
-
-    With `max_draws` above 1, groups without spread are replaced by fresh ones as long as the budget
-    of `max_draws * prompts` problems lasts; when it runs out, the newest of them fill the batch.
-    """
-    groups = sample(draw(prompts))
-    drawn, budget = prompts, int(max_draws * prompts)
-    useful = [group for group in groups if group.has_spread]
-    spare = [group for group in groups if not group.has_spread]
-    while max_draws > 1 and len(useful) < prompts and drawn < budget:
-        wanted = min(prompts - len(useful), budget - drawn)
-        fresh = sample(draw(wanted))
-        drawn += wanted
-        useful += [group for group in fresh if group.has_spread]
-        spare += [group for group in fresh if not group.has_spread]
-    if max_draws > 1:
-        groups = useful + spare[len(spare) - (prompts - len(useful)) :]
-    return Collected(groups, drawn)
 
 
 def _with_text(completion: Completion, problem: Problem, policy: Policy) -> Completion:

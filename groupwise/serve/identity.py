@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.load import Policy
-from groupwise.policy.scoring import score_groups
+from groupwise.serve.scored import score_groups
 from groupwise.types import Completion, Group, Problem
 
 PROBE_TOKENS = 32

@@ -8,16 +8,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
-from groupwise.batch import longest_row, microbatches
+from groupwise.batch import Batch
 from groupwise.config import ReferenceSettings
 from groupwise.errors import ModelError
 from groupwise.policy.load import Policy
-from groupwise.policy.scoring import Logps
 from groupwise.serve.client import token_in
 from groupwise.serve.identity import Identity, difference, from_tensors, identify, to_tensors
 from groupwise.serve.links import Link, Links
+from groupwise.serve.scored import Logps
 from groupwise.serve.scoring_server import Offer, Server
 from groupwise.serve.wire import Question
 from groupwise.types import Group
@@ -51,14 +52,23 @@ class ServerReference:
         if fresh:
             self._begin(identify(policy))
 
-    def score(self, groups: Sequence[Group], temperature: float, tokens_at_once: int) -> Logps:
+    def logprobs(self, batch: Batch, temperature: float, tokens_at_once: int) -> Tensor:
+        if not batch.groups:
+            return torch.zeros_like(batch.advantages_BT)
+        found = self._score(batch, temperature, tokens_at_once)
+        logprobs_BT = torch.zeros(batch.mask_BT.shape)
+        for line, member in enumerate(batch.members):
+            logprobs_BT[line, : len(found[member])] = torch.tensor(found[member])
+        return logprobs_BT.to(batch.mask_BT.device)
+
+    def _score(self, batch: Batch, temperature: float, tokens_at_once: int) -> Logps:
         most = min(offer.tokens for _, offer in self.servers.ready())
-        if longest_row(groups) > most:
+        if batch.longest_row > most:
             raise ModelError(
-                f"a prompt with its answer has {longest_row(groups)} tokens, and a reference "
-                f"server takes {most}: start it with --tokens {longest_row(groups)} or more"
+                f"a prompt with its answer has {batch.longest_row} tokens, and a reference "
+                f"server takes {most}: start it with --tokens {batch.longest_row} or more"
             )
-        cut = self._cut(groups, temperature, min(tokens_at_once, most))
+        cut = self._cut(batch, temperature, min(tokens_at_once, most))
         found = self.servers.spread(
             cut, lambda server, offer, piece: server.logprobs(piece[0], offer.model.name)
         )
@@ -93,13 +103,13 @@ class ServerReference:
             )
         return offer
 
-    def _cut(self, groups: Sequence[Group], temperature: float, tokens: int) -> list[Cut]:
+    def _cut(self, batch: Batch, temperature: float, tokens: int) -> list[Cut]:
         return [
             (
-                _question(groups, micro.members, temperature, self.layout, self.exact),
+                _question(batch.groups, micro.members, temperature, self.layout, self.exact),
                 micro.members,
             )
-            for micro in microbatches(groups, layout=self.layout, budget=tokens)
+            for micro in batch.microbatches(self.layout, tokens)
         ]
 
 

@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass
 
 from groupwise.errors import ModelError
-from groupwise.policy.scoring import Logps
 from groupwise.serve.client import LONGEST_TEXT, Address, Gone
 from groupwise.serve.identity import Identity, from_json
+from groupwise.serve.scored import Logps
 from groupwise.serve.wire import (
     BadBody,
     Question,

@@ -8,7 +8,7 @@ A question holds whole groups rather than rows, so a prompt travels once and is 
     temperatures  float32, of each answer; only where they were drawn at their own
 
 with `temperature`, `layout` and `exact` as text in the header. The answer is `logprobs`, float32,
-one for each token of the answers, in order. What arrives is checked before it is used: names, types,
+one for each token of the answers, in order. What comes is checked before it is used: names, types,
 shapes, lengths that add up, tokens inside the vocabulary, sizes inside the limits.
 """
 
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from groupwise.policy.scoring import Logps, Scored
+from groupwise.serve.scored import Logps, Scored
 from groupwise.types import Completion, Group, Problem
 
 LONGEST_HEADER = 4096

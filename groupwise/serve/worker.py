@@ -12,8 +12,8 @@ from concurrent.futures import Future
 import torch
 
 from groupwise.policy.load import Policy
-from groupwise.policy.scoring import Scored, score_groups
 from groupwise.serve.model_thread import Job, ModelThread
+from groupwise.serve.scored import Scored, score_groups
 from groupwise.serve.wire import Question
 from groupwise.types import Group
 

@@ -41,6 +41,7 @@ from groupwise.training.checkpoint import (
 )
 from groupwise.training.followed_run import open_run
 from groupwise.training.loop import run_loop
+from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.parallel import check_ranks, make_stepper
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
@@ -154,7 +155,8 @@ def make_state(
         reference = make_reference(config, policy, fresh=resumed is None)
     optimizer, shards = make_stepper(config, policy, world)
     weight = config.algorithm.entropy_weight
-    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight)
+    budget = TokenBudget(config.batch.tokens_per_microbatch, world, together=shards is not None)
+    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight, budget=budget)
     if resumed is not None:
         load_into(state, resumed)
     return state

@@ -1,31 +1,53 @@
-"""Where a step's time goes."""
+"""Where a step's time goes.
+
+with Clock() as clock:
+    with phase("update"):       anywhere below, in the same thread
+        ...
+clock.phases                    {"update": 0.81}
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
 from groupwise.types import Group
 
+_current: ContextVar["Clock | None"] = ContextVar("clock", default=None)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """The time until this is left belongs to `name`, on the clock that is open in this thread."""
+    began = time.perf_counter()
+    yield
+    clock = _current.get()
+    if clock is not None:
+        clock.phases[name] = clock.phases.get(name, 0.0) + time.perf_counter() - began
+
 
 @dataclass
 class Clock:
-    """Seconds per phase of one step: `with clock.phase("update"): ...`"""
+    """Seconds of one step, and of each phase in it."""
 
     start: float = field(default_factory=time.perf_counter)
     phases: dict[str, float] = field(default_factory=dict)
+    _token: "Token[Clock | None] | None" = None
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
+    def __enter__(self) -> "Clock":
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        _current.reset(self._token)
 
     @property
     def total(self) -> float:
         return time.perf_counter() - self.start
 
-    def metrics(self, groups: list[Group]) -> dict[str, float]:
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Tokens per second are of the step alone, without its evaluation."""
         tokens = sum(len(c.tokens) for group in groups for c in group.completions)
         phases = {f"seconds/{name}": seconds for name, seconds in self.phases.items()}

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 class TokenBudget:
     """Tokens that go through the model at once. Shrinks when memory runs out, for the whole run."""
 
-    tokens: int
+    tokens: int = 16384
     world: World = ALONE
     together: bool = False
     """Whether ranks need each other within a piece of work, so that none can do it again."""

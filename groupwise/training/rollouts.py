@@ -10,18 +10,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import NoReturn, Protocol
 
 from torch import Tensor
 
-from groupwise.config import Config, WorkerSettings
-from groupwise.rollout.collect import Collected
+from groupwise.config import WorkerSettings
+from groupwise.load import Parts
+from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine import Engine
-from groupwise.training.clock import Clock
+from groupwise.training.clock import phase
+from groupwise.training.collect import collect_step
 from groupwise.training.state import TrainState
 
-Collect = Callable[[int, int, Clock], Collected]
-"""collect(step, cursor, clock): the scored groups of a step, with problems from `cursor` on."""
+Collect = Callable[[int, int], Rollout]
+"""collect(step, cursor): the scored groups of a step, with problems from `cursor` on."""
 
 
 class PublishingEngine(Engine, Protocol):
@@ -33,7 +36,7 @@ class PublishingEngine(Engine, Protocol):
 
 
 class Rollouts(Protocol):
-    def take(self, clock: Clock) -> Collected:
+    def take(self) -> Rollout:
         """The groups of step `state.step`."""
         ...
 
@@ -54,10 +57,11 @@ class Rollouts(Protocol):
         ...
 
 
-def rollouts_for(config: Config, state: TrainState, engine: Engine, collect: Collect) -> Rollouts:
+def rollouts_for(parts: Parts, state: TrainState) -> Rollouts:
+    config, collect = parts.config, partial(collect_step, parts)
     if config.workers.staleness:
-        return Ahead(config.workers, config.steps, state, engine, collect)  # pyright: ignore[reportArgumentType]
-    return InTurn(state, engine, collect)
+        return Ahead(config.workers, config.steps, state, parts.engine, collect)  # pyright: ignore[reportArgumentType]
+    return InTurn(state, parts.engine, collect)
 
 
 class InTurn:
@@ -67,10 +71,10 @@ class InTurn:
         self.state, self.engine, self.collect = state, engine, collect
         self.follow()
 
-    def take(self, clock: Clock) -> Collected:
+    def take(self) -> Rollout:
         if self.state.pending:
             return self.state.pending.pop(0)
-        return self.collect(self.state.step, self.state.cursor, clock)
+        return self.collect(self.state.step, self.state.cursor)
 
     def follow(self) -> None:
         self.engine.sync(version=self.state.step)
@@ -104,7 +108,7 @@ class Ahead:
         self.engine, self.collect = engine, collect
         self._first = state.step
         self._next = state.step + len(state.pending)
-        self._cursor = state.cursor + sum(collected.drawn for collected in state.pending)
+        self._cursor = state.cursor + sum(rollout.drawn for rollout in state.pending)
         self._handed: deque[tuple[int, Mapping[str, Tensor]]] = deque()
         self._newest = -1
         self._busy = self._settling = False
@@ -114,8 +118,8 @@ class Ahead:
         self._thread = threading.Thread(target=self._run, name="rollouts ahead", daemon=True)
         self._thread.start()
 
-    def take(self, clock: Clock) -> Collected:
-        with clock.phase("generate"), self._changed:
+    def take(self) -> Rollout:
+        with phase("generate"), self._changed:
             self._changed.wait_for(lambda: self.state.pending or self._error)
             if not self.state.pending:
                 self._fail()
@@ -189,10 +193,10 @@ class Ahead:
     def _sample(self, due: tuple[int, Mapping[str, Tensor]] | None) -> None:
         if due is not None:
             self.engine.publish(*due)
-        collected = self.collect(self._next, self._cursor, Clock())
+        rollout = self.collect(self._next, self._cursor)
         with self._changed:
-            self.state.pending.append(collected)
-            self._cursor += collected.drawn
+            self.state.pending.append(rollout)
+            self._cursor += rollout.drawn
             self._next += 1
             self._busy = False
             self._changed.notify_all()

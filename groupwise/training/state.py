@@ -5,7 +5,8 @@ from typing import Any
 
 from groupwise.policy.load import Policy
 from groupwise.policy.reference import KLReference
-from groupwise.rollout.collect import Collected
+from groupwise.rollout.collect import Rollout
+from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.optim import Stepper
 from groupwise.types import group_from_json, to_json
 
@@ -32,7 +33,9 @@ class TrainState:
     entropy_weight: float = 0.0
     best: float | None = None
     before: dict[str, float] = field(default_factory=dict)
-    pending: list[Collected] = field(default_factory=list)
+    pending: list[Rollout] = field(default_factory=list)
+    budget: TokenBudget = field(default_factory=TokenBudget)
+    """Tokens that go through the model at once; not part of a checkpoint."""
 
     @property
     def learner(self) -> Policy:
@@ -52,7 +55,7 @@ class TrainState:
         for name in _NUMBERS:
             setattr(self, name, data[name])
         self.pending = [
-            Collected([group_from_json(group) for group in step["groups"]], step["drawn"])
+            Rollout([group_from_json(group) for group in step["groups"]], step["drawn"])
             for step in data["pending"]
         ]
 

@@ -18,15 +18,15 @@ from groupwise.distributed.launch import Ended
 from groupwise.distributed.slurm import adopt_slurm, first_host
 from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
-from groupwise.policy.scoring import with_blanks
-from groupwise.rollout.collect import share_groups
+from groupwise.policy.logprobs import with_blanks
+from groupwise.rollout.collect import gather_groups, own_problems
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.parallel import check_ranks, kind_for
 from groupwise.training.signals import StopRequest
-from groupwise.training.step import accumulate, own_share
 from groupwise.types import Problem
 from runs import small_config
 from small_models import random_groups, random_policy
+from updates import accumulate, plain_stepper
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
@@ -41,7 +41,6 @@ def test_shares_hold_everything_once_and_are_even(sizes: list[int], ranks: int) 
 def test_alone_everything_is_as_it_was() -> None:
     assert ALONE.gather({"a": float("inf")}) == [{"a": float("inf")}]
     assert ALONE.share([1, 2, 3], lambda items: [item * 2 for item in items]) == [2, 4, 6]
-    assert own_share(random_groups(5), ALONE) == [0, 1, 2, 3, 4]
 
 
 class Together(World):
@@ -84,7 +83,8 @@ def test_groups_made_in_shares_come_back_in_order_with_their_problems(count: int
     problems = [(Problem(f"p{i}", "?", {"odd": object()}), (i,)) for i in range(count)]
 
     def work(world: World) -> object:
-        return share_groups(world, problems, lambda mine: [groups[p[1][0]] for p in mine])
+        own = [groups[prompt[0]] for _, prompt in own_problems(world, problems)]
+        return gather_groups(world, own, problems)
 
     for found in in_threads(3, work):
         assert isinstance(found, list)
@@ -99,7 +99,12 @@ def test_gradients_of_ranks_add_up_to_that_of_one_process() -> None:
     whole = random_policy(layout="padded")
     accumulate(groups, whole, config)
     policies = [random_policy(layout="padded") for _ in range(4)]
-    in_threads(4, lambda world: accumulate(groups, policies[world.rank], config, world=world))
+    in_threads(
+        4,
+        lambda world: accumulate(
+            groups, policies[world.rank], config, optimizer=plain_stepper(world)
+        ),
+    )
     for name, weight in whole.model.named_parameters():
         parts = [dict(policy.model.named_parameters())[name].grad for policy in policies]
         total = sum(part for part in parts if part is not None)

@@ -55,19 +55,19 @@ def test_the_numbers_add_up_to_the_logged_loss(
     step = run_step(runs[name], number)
     logged = read_metrics(runs[name])[number - 1]
     assert step.exact and step.loss == pytest.approx(logged["loss"], abs=1e-6)
-    for moment in step.updates:
+    for moment in step.taken:
         numbers = step.numbers(moment)
         shares = sum(numbers.share(place) for place in numbers.answers)
         assert numbers.loss == pytest.approx(moment.loss, abs=1e-6)
         assert numbers.loss == pytest.approx(shares - numbers.entropy_bonus, abs=1e-6)
-    norms = [moment.grad_norm or 0.0 for moment in step.updates]
+    norms = [moment.grad_norm or 0.0 for moment in step.taken]
     assert sum(norms) / len(norms) == pytest.approx(logged["grad_norm"], rel=1e-5)
-    tokens = [t for m in step.updates for line in step.numbers(m).answers.values() for t in line]
+    tokens = [t for m in step.taken for line in step.numbers(m).answers.values() for t in line]
     assert sum(t.clipped for t in tokens) / len(tokens) == pytest.approx(
         logged["clip_low"] + logged["clip_high"], abs=1e-6
     )
     if name == "stateful":
-        assert len(step.moments) == 4 and any(abs(t.ratio - 1) > 1e-4 for t in tokens)
+        assert len(step.updates) == 4 and any(abs(t.ratio - 1) > 1e-4 for t in tokens)
         assert any(t.kl for t in tokens)
         assert sum(t.kl or 0.0 for t in tokens) / len(tokens) == pytest.approx(logged["kl"], 1e-4)
 
@@ -147,7 +147,9 @@ def test_replay_shows_and_stores_what_changes(runs: dict[str, pathlib.Path]) -> 
     print_replay(replay, Console(file=out, width=120))
     assert "token by token" in out.getvalue() and "algorithm=cispo" in out.getvalue()
     data = json.loads(json.dumps(replay.json(), allow_nan=False))
-    assert data["now"]["algorithm"]["surrogate"] == "cispo" and len(data["was"]["groups"]) == 6
+    assert (
+        data["now"]["algorithm"]["surrogate"]["kind"] == "cispo" and len(data["was"]["groups"]) == 6
+    )
     answer = data["now"]["groups"][0]["answers"][0]
     assert len(answer["numbers"]) == len(answer["tokens"])
 

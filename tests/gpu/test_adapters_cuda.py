@@ -14,9 +14,9 @@ from groupwise.policy.load import Policy, load_policy
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.training.optim import Optimizer
-from groupwise.training.step import annotate, update
 from groupwise.types import Group, Request, Sampling
 from small_models import random_groups
+from updates import annotate, update
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ from groupwise.policy.load import Policy, make_policy
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
-from groupwise.training.step import accumulate
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, tokenizer
+from updates import accumulate
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,7 +17,7 @@ from groupwise.errors import ConfigError
 from groupwise.interop.defaults import DEFAULTS
 from groupwise.interop.fields import DIRECT, trl_fields
 from groupwise.interop.import_trl import from_trl, read_fields
-from groupwise.objective.presets import PRESETS
+from groupwise.objective.objective import PRESETS
 from groupwise.recipe import load_recipe
 from runs import small_config
 
@@ -46,12 +46,12 @@ def parts(config: Config) -> dict[str, Any]:
     ],
 )
 def test_what_is_exported_comes_back(preset: str, more: tuple[str, ...]) -> None:
+    if preset == "gdpo":  # it has one scale
+        more = tuple(setting for setting in more if setting != "algorithm.scale=batch")
     config = small_config(f"algorithm={preset}", *more)
     fields = trl_fields(config)
     back = from_trl(fields.values).config
     expected, found = parts(config), parts(back)
-    if preset == "cispo":  # there epsilon_high is the bound of the ratio: our clip has no place
-        del expected["algorithm"]["clip_high"], found["algorithm"]["clip_high"]
     assert found == expected
     assert back.rollout.sampling == config.rollout.sampling
 

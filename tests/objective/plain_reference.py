@@ -5,11 +5,12 @@ It shares no code with the package. Each number is a float64 scalar, so autograd
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Answer:
     ref: list[float] | None = None
     entropies: list[Tensor] = field(default_factory=list)
     keep: list[bool] | None = None
+
+
+def setting(o: Objective, name: str) -> Any:
+    """A parameter of the objective's surrogate."""
+    return o.surrogate.model_dump()[name]
 
 
 def scalar(value: float | Tensor) -> Tensor:
@@ -56,7 +62,8 @@ def vespo_phi(log_ratios: list[float], rho: list[float], A: float, o: Objective)
     if o.mismatch != "none":
         log_w += sum(max(math.log(r) if r > 0 else -math.inf, math.log(1e-8)) for r in rho)
     log_w = min(max(log_w, math.log(1e-8)), 20.0)
-    k, lam = o.vespo_positive if A >= 0 else o.vespo_negative
+    side = "positive" if A >= 0 else "negative"
+    k, lam = setting(o, f"vespo_k_{side}"), setting(o, f"vespo_lambda_{side}")
     return math.exp(lam + k * log_w - lam * math.exp(log_w))
 
 
@@ -64,24 +71,28 @@ def gmpo_ratio(log_ratios: list[Tensor], advantages: list[float], o: Objective) 
     bounded = []
     for log_ratio, A in zip(log_ratios, advantages, strict=True):
         sign = (A > 0) - (A < 0)
-        clipped = torch.clamp(sign * log_ratio, -o.gmpo_clip, o.gmpo_clip)
+        clipped = torch.clamp(sign * log_ratio, -setting(o, "gmpo_clip"), setting(o, "gmpo_clip"))
         smaller = clipped if clipped < sign * log_ratio else sign * log_ratio
         bounded.append(sign * smaller)
     return torch.exp(mean(bounded))
 
 
 def surrogate(r: Tensor, A: float, logprob: Tensor, o: Objective) -> Tensor:
-    if o.surrogate == "clip":
-        free = r if o.clip_max is None or r <= o.clip_max else scalar(o.clip_max)
-        low, high = 1 - o.clip_low, 1 + o.clip_high
+    if o.surrogate.kind == "clip":
+        free = (
+            r
+            if setting(o, "clip_max") is None or r <= setting(o, "clip_max")
+            else scalar(setting(o, "clip_max"))
+        )
+        low, high = 1 - setting(o, "clip_low"), 1 + setting(o, "clip_high")
         clipped = scalar(low) if r < low else scalar(high) if r > high else r
         return -(free * A if free * A < clipped * A else clipped * A)
-    if o.surrogate == "reinforce":
+    if o.surrogate.kind == "reinforce":
         return -A * logprob
-    if o.surrogate == "cispo":
-        return -min(r.item(), o.cispo_max) * A * logprob
-    assert o.surrogate == "sapo"
-    tau = o.sapo_tau_positive if A > 0 else o.sapo_tau_negative
+    if o.surrogate.kind == "cispo":
+        return -min(r.item(), setting(o, "cispo_max")) * A * logprob
+    assert o.surrogate.kind == "sapo"
+    tau = setting(o, "sapo_tau_positive") if A > 0 else setting(o, "sapo_tau_negative")
     return -(4 / tau) / (1 + torch.exp(-tau * (r - 1))) * A
 
 
@@ -98,13 +109,13 @@ def answer_losses(a: Answer, o: Objective) -> list[Tensor]:
 
     losses = []
     for t, (r, A, logprob) in enumerate(zip(ratios, a.advantages, a.logprobs, strict=True)):
-        if o.surrogate == "vespo":
+        if o.surrogate.kind == "vespo":
             loss = -vespo_phi([v.item() for v in log_ratios], rho, A, o) * A * logprob
-        elif o.surrogate == "gmpo":
+        elif o.surrogate.kind == "gmpo":
             loss = -gmpo_ratio(log_ratios, a.advantages, o) * A
         else:
             loss = surrogate(r, A, logprob, o)
-        if o.surrogate != "vespo":
+        if o.surrogate.kind != "vespo":
             loss = loss * rho[t if len(rho) > 1 else 0]
         if o.off_policy_limit is not None and A < 0 and moved > o.off_policy_limit:
             loss = loss * 0.0

@@ -8,12 +8,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.objective.aggregate import Denominator
-from groupwise.objective.loss import Tokens
-from groupwise.objective.presets import Objective
+from groupwise.batch import Batch, Denominator
+from groupwise.objective import loss as package
+from groupwise.objective.loss import Metrics
+from groupwise.objective.objective import Objective
 from plain_reference import Answer
 
 MAX_TOKENS = 11
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch and what a pass of the policy gives for it, side by side."""
+
+    logprobs_BT: Tensor
+    mask_BT: Tensor
+    advantages_BT: Tensor
+    old_logprobs_BT: Tensor | None = None
+    sampler_logprobs_BT: Tensor | None = None
+    ref_logprobs_BT: Tensor | None = None
+    entropies_BT: Tensor | None = None
+    keep_BT: Tensor | None = None
+
+
+def policy_loss(
+    tokens: Tokens, objective: Objective, denominator: Denominator, entropy_weight: float = 0.0
+) -> tuple[Tensor, Metrics]:
+    """The package's loss of these tokens."""
+    keep_BT = tokens.keep_BT
+    batch = Batch(
+        mask_BT=tokens.mask_BT,
+        advantages_BT=tokens.advantages_BT,
+        denominator=denominator,
+        sampler_logprobs_BT=tokens.sampler_logprobs_BT,
+        old_logprobs_BT=tokens.old_logprobs_BT,
+        ref_logprobs_BT=tokens.ref_logprobs_BT,
+        old_entropies_BT=None if keep_BT is None else keep_BT.float(),
+        entropy_threshold=None if keep_BT is None else 0.5,
+    )
+    return package.policy_loss(
+        tokens.logprobs_BT, tokens.entropies_BT, batch, objective, entropy_weight
+    )
 
 
 @dataclass(frozen=True)

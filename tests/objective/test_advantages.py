@@ -9,9 +9,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.objective.advantages import advantages, group_advantages, per_reward_advantages
+from groupwise.batch import make_batch
+from groupwise.objective.advantages import GroupRewards
+from groupwise.objective.advantages.gdpo import Gdpo
+from groupwise.objective.advantages.group import group_advantages
+from groupwise.objective.assign import assign_advantages
+from groupwise.objective.objective import Objective
 from groupwise.types import Completion, Group, Problem
 from random_steps import default_dtype, objective
+
+
+def advantages(groups, o: Objective, weights) -> list[Group]:
+    return list(assign_advantages(make_batch(groups), o, weights).groups)
+
+
+def per_reward_advantages(scores_RNG: torch.Tensor, weights_R: torch.Tensor) -> torch.Tensor:
+    scores = {str(n): scores_NG for n, scores_NG in enumerate(scores_RNG)}
+    weights = {str(n): weight for n, weight in enumerate(weights_R.tolist())}
+    return Gdpo().estimate(GroupRewards(scores_RNG[0], scores, weights))
+
 
 reward = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
 ragged = st.lists(st.lists(reward, min_size=1, max_size=6), min_size=1, max_size=5)
@@ -127,7 +143,7 @@ def scored_groups() -> list[Group]:
 
 
 def test_per_reward_normalisation_whitens_the_weighted_z_scores():
-    groups = advantages(scored_groups(), objective(per_reward=True), WEIGHTS)
+    groups = advantages(scored_groups(), objective(advantage="gdpo"), WEIGHTS)
     for group, want in zip(groups, gdpo_by_loops(), strict=True):
         assert list(group.advantages) == pytest.approx(want, abs=1e-12)
 
@@ -150,9 +166,9 @@ def kl_completion(old, ref, sampled=None) -> Completion:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_in_the_reward_is_taken_off_before_the_baseline(estimator):
-    d = 0.3  # log ref - log pi at the one token that differs and was sampled
+    d = 0.25  # log ref - log pi at the one token that differs and was sampled
     kl = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[estimator]
-    drifted = kl_completion((-1.0, -1.0, -1.0), (-0.7, -1.0, -9.0), (True, True, False))
+    drifted = kl_completion((-1.0, -1.0, -1.0), (-0.75, -1.0, -9.0), (True, True, False))
     still = kl_completion((-1.0,), (-1.0,))
     o = objective(kl_weight=2.0, kl_in="reward", kl_estimator=estimator, scale="none")
     (group,) = advantages([make_group((1.0, 0.0), completions=(drifted, still))], o, {})
@@ -170,12 +186,12 @@ def test_kl_in_the_reward_leaves_an_unscored_answer_at_zero():
 def test_kl_in_the_reward_with_per_reward_is_taken_off_the_sum_before_whitening():
     groups = scored_groups()
     still = kl_completion((-1.0,), (-1.0,))
-    drifted = kl_completion((-1.0,), (-1.4,))  # k1 = 0.4
+    drifted = kl_completion((-1.0,), (-1.5,))  # k1 = 0.5
     groups = [replace(g, completions=(still,) * len(g.rewards)) for g in groups]
     groups[0] = replace(groups[0], completions=(drifted, still, still, still))
-    o = objective(per_reward=True, kl_weight=0.5, kl_in="reward", kl_estimator="k1")
+    o = objective(advantage="gdpo", kl_weight=0.5, kl_in="reward", kl_estimator="k1")
     filled = advantages(groups, o, WEIGHTS)
-    for group, want in zip(filled, gdpo_by_loops(penalty=0.2), strict=True):
+    for group, want in zip(filled, gdpo_by_loops(penalty=0.25), strict=True):
         assert list(group.advantages) == pytest.approx(want, abs=1e-12)
 
 

@@ -5,10 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.objective.aggregate import Denominator
-from groupwise.objective.loss import Tokens, policy_loss
-from groupwise.objective.presets import PRESETS, Objective
-from random_steps import gradients, objective, random_step
+from groupwise.batch import Denominator
+from groupwise.objective.objective import PRESETS, Objective
+from random_steps import Tokens, gradients, objective, policy_loss, random_step
 
 EVERYTHING = {"kl_weight": 0.1, "mismatch": "token", "off_policy_limit": 0.1}
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from groupwise.objective.aggregate import Denominator
-from groupwise.objective.loss import Tokens, policy_loss
-from groupwise.objective.presets import PRESETS, Objective
-from random_steps import MAX_TOKENS, gradients, objective, random_step
+from groupwise.batch import Denominator
+from groupwise.objective.objective import PRESETS, Objective
+from random_steps import MAX_TOKENS, Tokens, gradients, objective, policy_loss, random_step
 
 B, T = 8, 6
 CUTTABLE = [preset for preset in PRESETS if preset != "bnpo"]

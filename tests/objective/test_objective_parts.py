@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.objective.aggregate import AGGREGATES, Denominator
+from groupwise.batch import Denominator
+from groupwise.objective.aggregate import AGGREGATE_FORMULAS, AGGREGATES
 from groupwise.objective.corrections import entropy_threshold, mismatch_ratio, on_policy_answers
 from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight, mean_entropy
 from groupwise.objective.kl import KL_ESTIMATORS
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 from groupwise.objective.ratios import importance_ratio, log_ratios
-from groupwise.objective.surrogates import SURROGATES, Terms, trust_region
+from groupwise.objective.surrogates import SURROGATES, Terms
 from random_steps import objective
 
 LOSS_BT = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
@@ -40,7 +41,7 @@ def test_every_choice_of_an_objective_has_its_function():
     fields = Objective.model_fields
     for field, functions in (
         ("aggregate", AGGREGATES),
-        ("surrogate", SURROGATES),
+        ("aggregate", AGGREGATE_FORMULAS),
         ("kl_estimator", KL_ESTIMATORS),
     ):
         assert set(functions) == set(get_args(fields[field].annotation))
@@ -92,7 +93,7 @@ def test_every_surrogate_starts_as_the_policy_gradient(name, advantage):
     log_ratio = log_ratios(logprobs, logprobs.detach(), mask)
     A = torch.tensor([[advantage]], dtype=torch.float64)
     terms = Terms(logprobs, log_ratio, log_ratio.exp(), A, mask)
-    loss = SURROGATES[name](terms, objective(surrogate=name))
+    loss = objective(surrogate=name).surrogate.loss(terms)
     (grad,) = torch.autograd.grad((loss * mask).sum(), logprobs)
     assert grad.flatten().tolist() == pytest.approx([-advantage, -advantage, 0.0], abs=1e-12)
 
@@ -104,7 +105,7 @@ def one_token_loss(name: str, ratio: float, advantage: float, **settings) -> tup
     log_ratio = log_ratios(logprobs, torch.full_like(logprobs, -1.0), mask)
     A = torch.tensor([[advantage]], dtype=torch.float64)
     terms = Terms(logprobs, log_ratio, log_ratio.exp(), A, mask)
-    loss = SURROGATES[name](terms, objective(surrogate=name, **settings))
+    loss = objective(surrogate=name, **settings).surrogate.loss(terms)
     (grad,) = torch.autograd.grad(loss.sum(), logprobs)
     return loss.item(), grad.item()
 
@@ -130,7 +131,7 @@ def test_vespo_damps_answers_that_moved_far_and_folds_in_the_mismatch():
     logprobs, mask = torch.full((1, 1), -1.0), torch.ones(1, 1, dtype=torch.bool)
     zero, one = torch.zeros(1, 1), torch.ones(1, 1)
     terms = Terms(logprobs, zero, one, one, mask, rho=torch.full((1, 1), 2.0))
-    loss = SURROGATES["vespo"](terms, objective(preset="vespo"))
+    loss = objective(preset="vespo").surrogate.loss(terms)
     assert loss.item() == pytest.approx(math.exp(3 + 2 * math.log(2.0) - 3 * 2.0))
 
 
@@ -142,16 +143,16 @@ def test_gmpo_bounds_the_log_ratio_on_the_side_of_the_advantage():
     assert one_token_loss("gmpo", 3.0, -1.0) == pytest.approx((3.0, 3.0))
 
 
-def test_trust_region_is_where_the_gradient_of_the_surrogate_ends():
+def test_clip_edges_are_where_the_gradient_of_the_surrogate_ends():
     for name, advantage in (("clip", 1.0), ("gmpo", 1.0), ("clip", -1.0), ("gmpo", -1.0)):
-        edges = trust_region(objective(surrogate=name))
+        edges = objective(surrogate=name).surrogate.clip_edges()
         assert edges is not None
         edge = edges[1] if advantage > 0 else edges[0]
         outward = 1 + 1e-6 * advantage
         assert one_token_loss(name, edge * outward, advantage)[1] == 0
         assert one_token_loss(name, edge / outward, advantage)[1] != 0
-    assert trust_region(objective(surrogate="cispo", cispo_max=4.0)) == (0.0, 4.0)
-    assert trust_region(objective(surrogate="reinforce")) is None
+    assert objective(surrogate="cispo", cispo_max=4.0).surrogate.clip_edges() == (0.0, 4.0)
+    assert objective(surrogate="reinforce").surrogate.clip_edges() is None
 
 
 def test_mismatch_ratio_bounds():

@@ -14,12 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.objective.aggregate import Denominator
+from groupwise.batch import Denominator
 from groupwise.objective.corrections import entropy_threshold, mismatch_ratio
 from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight
-from groupwise.objective.loss import Tokens, policy_loss
-from groupwise.objective.presets import Objective
-from random_steps import MAX_TOKENS, Step, default_dtype, gradients, objective, random_step
+from groupwise.objective.objective import Objective
+from random_steps import (
+    MAX_TOKENS,
+    Step,
+    Tokens,
+    default_dtype,
+    gradients,
+    objective,
+    policy_loss,
+    random_step,
+)
 
 trl = pytest.importorskip("trl.trainer.grpo_trainer")
 
@@ -338,10 +346,10 @@ def test_adaptive_entropy_weight_follows_trls_controller_step_by_step():
 
 def test_cispo_bound_is_its_own_setting_and_not_the_clips():
     # TRL reads CISPO's bound from epsilon_high, whose default 0.2 scales every weight down to at
-    # most 0.2. Ours is cispo_max, 5.0 as in the paper, whatever clip_high says.
+    # most 0.2. Ours is cispo_max, 5.0 as in the paper.
     step = step_for("plain", seed=14).without("keep_BT")
     ours, theirs, _, _, _ = ours_and_trls(
-        step, objective(preset="cispo", clip_high=0.2), torch.float64, {"loss_type": "cispo"}
+        step, objective(preset="cispo"), torch.float64, {"loss_type": "cispo"}
     )
     bound = objective(preset="cispo", cispo_max=0.2)
     same, _ = policy_loss(step.tokens, bound, step.denominator)

@@ -17,9 +17,9 @@ from groupwise.policy.reference import Reference
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
-from groupwise.training.step import accumulate, annotate
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, random_policy, tokenizer
+from updates import accumulate, annotate
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -206,9 +206,10 @@ def test_a_target_that_is_not_there_is_an_error_that_names_those_that_are() -> N
 
 
 def reference_logprobs(reference: Reference) -> Tensor:
-    from groupwise.batch import microbatches
+    from groupwise.batch import make_batch
 
-    (micro,) = microbatches(random_groups(2), layout="padded", budget=9999, pad_id=0)
+    (micro,) = make_batch(random_groups(2)).microbatches("padded", 9999)
+    assert micro.rows is not None
     with torch.no_grad():
         return answer_logprobs(reference.policy, micro.rows, 1.0)[0]
 

@@ -8,8 +8,9 @@ import torch
 from groupwise.policy import compiled
 from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.recipe import parse
-from groupwise.training import step
+from groupwise.training import update
 from small_models import random_groups, random_policy
+from updates import accumulate
 
 
 @pytest.mark.slow
@@ -21,9 +22,9 @@ def test_the_gradient_of_compiled_layers_is_the_plain_one(
     groups = random_groups(3, 4, 1)
     grads = []
     for fused in (False, True):
-        monkeypatch.setattr(step, "_compiles", lambda *_, fused=fused: fused)
+        monkeypatch.setattr(update, "compiles_training", lambda *_, fused=fused: fused)
         policy.model.zero_grad()
-        step.accumulate(groups, policy, parse({}))
+        accumulate(groups, policy, parse({}))
         found = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
         grads.append(torch.cat(found))
     assert not compiled._refused

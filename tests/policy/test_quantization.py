@@ -21,11 +21,11 @@ from groupwise.recipe import parse, write_config
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import why_not
 from groupwise.training.optim import Optimizer
-from groupwise.training.step import accumulate, update
 from groupwise.types import Request, Sampling
 from runs import fingerprint, small_config
 from small_models import random_groups, random_model
 from test_adapters import check_sampled_log_probs
+from updates import accumulate, update
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not HAS_BITSANDBYTES, reason="no bitsandbytes")

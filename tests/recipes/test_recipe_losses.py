@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.batch import denominator
-from groupwise.objective.advantages import advantages
-from groupwise.objective.loss import Tokens, policy_loss
+from groupwise.batch import make_batch
+from groupwise.objective.assign import assign_advantages
+from groupwise.objective.loss import policy_loss
 from groupwise.recipe import list_recipes, load_recipe
 from groupwise.types import Completion, Group, Problem
 from recipe_formulas import FORMULAS, Answer
@@ -51,19 +51,20 @@ def ours(name: str, answers: list[Answer]) -> Tensor:
         for n in range(GROUPS)
         for members in [[a for a in answers if a.group == n]]
     ]
-    scored = [a for group in advantages(groups, objective, {}) for a in group.advantages]
+    limit = config.rollout.max_completion_tokens
+    made = make_batch(groups, mask_truncated=objective.mask_truncated, max_tokens=limit)
+    scored = [a for g in assign_advantages(made, objective, {}).groups for a in g.advantages]
     kept = torch.tensor([not (objective.mask_truncated and a.cut_off) for a in answers])
     lengths = torch.tensor([len(a.logprobs) for a in answers])
-    tokens = Tokens(
-        logprobs_BT=padded([a.logprobs for a in answers]),
+    batch = replace(
+        made,
         mask_BT=(torch.arange(LONGEST) < lengths[:, None]) & kept[:, None],
         advantages_BT=torch.tensor(scored, dtype=torch.float64)[:, None],
         old_logprobs_BT=padded([a.old for a in answers]),
         sampler_logprobs_BT=padded([a.sampler for a in answers]),
         ref_logprobs_BT=padded([a.ref for a in answers]) if objective.needs_reference else None,
     )
-    limit = config.rollout.max_completion_tokens
-    return policy_loss(tokens, objective, denominator(groups, objective.mask_truncated, limit))[0]
+    return policy_loss(padded([a.logprobs for a in answers]), None, batch, objective)[0]
 
 
 def padded(rows: list[Tensor]) -> Tensor:

@@ -12,10 +12,10 @@ from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.training.api import train
-from groupwise.training.step import annotate
 from groupwise.types import Problem, Sampling, group_from_json, to_json
 from runs import read_metrics, read_rollouts, small_config
 from small_models import random_policy
+from updates import annotate
 
 PROMPTED = [(Problem(f"p{i}", "?"), tuple(range(3, 7 + i))) for i in range(3)]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from groupwise.policy.scoring import Logps, score_groups
 
 from groupwise.batch import microbatches
 from groupwise.config import ReferenceSettings
 from groupwise.errors import ModelError
 from groupwise.policy.reference import Reference
-from groupwise.policy.scoring import Logps, score_groups
 from groupwise.serve import links as links_module
 from groupwise.serve import reference as reference_module
 from groupwise.serve.client import Gone

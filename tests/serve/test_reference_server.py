@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from groupwise.policy.scoring import score_groups
 
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import load_policy
 from groupwise.policy.reference import Reference
-from groupwise.policy.scoring import score_groups
 from groupwise.serve import worker as worker_module
 from groupwise.serve.client import Gone
 from groupwise.serve.identity import difference, from_tensors, identify, to_tensors

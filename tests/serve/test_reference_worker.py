@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from groupwise.policy.scoring import score_groups
+
 from groupwise.serve import worker as worker_module
 from groupwise.serve.model_thread import Job, QueueFull, Stopping
 from groupwise.serve.wire import Question

@@ -9,8 +9,8 @@ from groupwise.policy.load import Policy
 from groupwise.recipe import parse
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.optim import Optimizer
-from groupwise.training.step import annotate, update
 from small_models import random_groups, random_policy
+from updates import annotate, update
 
 
 def with_memory_for(policy: Policy, tokens: int) -> Policy:

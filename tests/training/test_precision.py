@@ -17,9 +17,9 @@ from groupwise.recipe import parse
 from groupwise.training.api import train
 from groupwise.training.loss_scale import GROW_AFTER, LossScale
 from groupwise.training.optim import Optimizer
-from groupwise.training.step import accumulate, update
 from runs import fingerprint, small_config
 from small_models import random_groups, random_model, random_policy, tokenizer
+from updates import accumulate, update
 
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
 needs_bitsandbytes = pytest.mark.skipif(not HAS_BITSANDBYTES, reason="no bitsandbytes")

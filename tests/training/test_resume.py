@@ -130,10 +130,11 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stopped between sampling and learning, the answers are kept: they are not sampled again."""
-    from groupwise.training import loop
+    from groupwise.training import collect, update
 
     folder, calls = tmp_path / "run", 0
-    original = getattr(loop, wait_for)
+    module = collect if wait_for == "score_groups" else update
+    original = getattr(module, wait_for)
 
     def stop_here(*args: object, **kwargs: object) -> object:
         nonlocal calls
@@ -143,7 +144,7 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
             time.sleep(0.01)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(loop, wait_for, stop_here)
+    monkeypatch.setattr(module, wait_for, stop_here)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(CONFIG, folder, quiet=True)
     monkeypatch.undo()

@@ -18,10 +18,9 @@ from groupwise.config import WorkerSettings
 from groupwise.errors import ConfigError, Interrupted, ModelError
 from groupwise.load import describe_workers
 from groupwise.recipe import parse
-from groupwise.rollout.collect import Collected
+from groupwise.rollout.collect import Rollout
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import train
-from groupwise.training.clock import Clock
 from groupwise.training.rollouts import Ahead
 from runs import fingerprint, small_config
 from test_resume import attempt
@@ -138,15 +137,15 @@ class Stepping:
     def sync(self, version: int) -> None:
         self.engine_has = version
 
-    def collect(self, step: int, cursor: int, clock: Clock) -> Collected:
+    def collect(self, step: int, cursor: int) -> Rollout:
         time.sleep(self.pause * random.random())
         if step == self.fail_at:
             raise ModelError("no worker is left")
         self.sampled.append((step, cursor, self.engine_has))
-        return Collected([], 2 + step % 3)
+        return Rollout([], 2 + step % 3)
 
     def learn(self) -> None:
-        collected = self.ahead.take(Clock())
+        collected = self.ahead.take()
         time.sleep(self.pause * random.random())
         self.state.step += 1
         self.state.cursor += collected.drawn
@@ -181,7 +180,7 @@ def test_steps_are_sampled_in_order_by_the_weights_of_the_schedule(
 
 def test_a_step_is_sampled_while_the_one_before_it_is_learned_from() -> None:
     trainer = Stepping(WorkerSettings(count=1), 4)
-    trainer.ahead.take(Clock())  # step 0 is now being learned from
+    trainer.ahead.take()  # step 0 is now being learned from
     deadline = time.monotonic() + 10
     while len(trainer.sampled) < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -259,9 +258,9 @@ def test_killed_and_resumed_equals_never_killed(
 def test_sigterm_and_on_again_equals_never_stopped(
     uninterrupted: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from groupwise.training import loop
+    from groupwise.training import step
 
-    calls, original = 0, loop.annotate
+    calls, original = 0, step.annotate
 
     def stop_here(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -270,10 +269,10 @@ def test_sigterm_and_on_again_equals_never_stopped(
             signal.raise_signal(signal.SIGTERM)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(loop, "annotate", stop_here)
+    monkeypatch.setattr(step, "annotate", stop_here)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(CONFIG, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(loop, "annotate", original)
+    monkeypatch.setattr(step, "annotate", original)
     train(CONFIG, tmp_path / "run", quiet=True)
     assert fingerprint(tmp_path / "run") == fingerprint(uninterrupted)
 

@@ -144,7 +144,6 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         reference = "server" if config.reference.kind == "server" else "copy"
         if adapter is not None and reference == "copy":
             reference = "adapter_off"
-    kl_in_reward = objective.needs_reference and objective.kl_in == "reward"
     off_policy = batch.minibatches * batch.epochs > 1
     return Job(
         prompts=batch.prompts,
@@ -168,7 +167,7 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         or (world > 1 and (split.offload_optimizer or split.offload_parameters)),
         offload_weights=world > 1 and split.offload_parameters,
         reference=reference,
-        old_logprobs=off_policy or kl_in_reward or objective.top_entropy < 1,
+        old_logprobs=off_policy or objective.kl_in_reward or objective.top_entropy < 1,
         engine=_engine(config),
         max_batch=config.engine.max_batch,
         engine_share=config.engine.memory_share if _engine(config) == "vllm" else 0.0,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from groupwise.batch import microbatches, to_device
+from groupwise.batch import make_batch
 from groupwise.check.plan import GPUS, Job, Shape, make_plan, shape_of
 from groupwise.check.plan.memory import held_bytes, layer_kept, memory, trained, weights_bytes
 from groupwise.config import AdapterSettings, OptimizerSettings
@@ -46,8 +46,9 @@ def test_micro_batches_are_those_that_training_makes(
         prompts, size, prompt, answer, tokens_per_microbatch=budget, shared_prefix=shared
     )  # fmt: skip
     layout = "shared_prefix" if shared else "padded"
-    made = microbatches(fixed_groups(prompts, size, prompt, answer), layout=layout, budget=budget)
-    tokens = sorted((micro.rows.tokens_RS.numel() for micro in made), reverse=True)
+    batch = make_batch(fixed_groups(prompts, size, prompt, answer))
+    rows = [micro.rows for micro in batch.microbatches(layout, budget)]
+    tokens = sorted((row.tokens_RS.numel() for row in rows if row is not None), reverse=True)
     assert sorted(job.microbatches(), reverse=True) == tokens
 
 
@@ -55,7 +56,8 @@ def saved_bytes(model: Any, job: Job) -> int:
     """Bytes that autograd keeps of a real forward pass, weights left out."""
     policy = make_policy(model, tokenizer(), "shared_prefix")
     groups = fixed_groups(job.prompts, job.group_size, job.prompt_tokens, job.answer_tokens)
-    (micro,) = microbatches(groups, layout="shared_prefix", budget=10**6)
+    (micro,) = make_batch(groups).microbatches("shared_prefix", 10**6)
+    assert micro.rows is not None
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
     held: list[Tensor] = []
@@ -69,7 +71,7 @@ def saved_bytes(model: Any, job: Job) -> int:
 
     model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        answer_logprobs(policy, to_device(micro, torch.device("cpu")).rows, 1.0)
+        answer_logprobs(policy, micro.rows, 1.0)
     return sum(kept.values())
 
 

@@ -9,11 +9,11 @@ from urllib.request import urlopen
 
 import pytest
 import torch
+from groupwise.policy.scoring import score_groups
 from real_vllm import STEPS, TOKEN, Running, config, needs_vllm
 
 from groupwise.config import AdapterSettings, EngineSettings
 from groupwise.policy.load import Policy, load_policy
-from groupwise.policy.scoring import score_groups
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.vllm.servers import VllmServers

@@ -22,7 +22,7 @@ from groupwise.cli.app import config_for
 from groupwise.cli.main import main
 from groupwise.config import AdapterSettings, Config, EngineSettings
 from groupwise.errors import ConfigError, MissingExtraError
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 from groupwise.policy.adapters import add_adapter
 from groupwise.policy.load import make_policy
 from groupwise.recipe import parse, write_config

@@ -1,7 +1,9 @@
 """The objective as a value: one choice along each axis of the algebra, and the named presets.
 
 No torch here, so that recipes are read and checked in milliseconds. The functions that give these
-names a meaning are in the other files of this folder, one file to an axis.
+names a meaning are in the other files of this folder; a surrogate and an advantage estimator are
+classes with settings of their own, which may also be written directly under `algorithm`:
+`algorithm.clip_high=0.28` is `algorithm.surrogate.clip_high=0.28`.
 """
 
 from collections.abc import Mapping
@@ -9,49 +11,33 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from groupwise.objective.advantages import ADVANTAGES, AnyAdvantage
+from groupwise.objective.advantages.group import GroupAdvantage
+from groupwise.objective.choice import Choice
+from groupwise.objective.surrogates import SURROGATES, AnySurrogate
+from groupwise.objective.surrogates.clip import Clip
+
 
 class Objective(BaseModel):
     """What GRPO optimises: ratio x surrogate x aggregation x advantage x KL x corrections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     preset: str = "grpo"
     """The named starting point; every other field here can override a part of it."""
 
+    surrogate: AnySurrogate = Clip()
+    """How ratio and advantage make a per-token loss: a kind, or `file.py:Class` of your own."""
+    advantage: AnyAdvantage = GroupAdvantage()
+    """How rewards become advantages: a kind, or `file.py:Class` of your own."""
     ratio: Literal["token", "sequence"] = "token"
     """Importance ratio of each token, or of the whole answer (geometric mean over its tokens)."""
-    surrogate: Literal["clip", "reinforce", "cispo", "sapo", "vespo", "gmpo"] = "clip"
-    """How ratio and advantage make a per-token loss."""
     aggregate: Literal[
         "sequence_mean", "token_mean", "fixed_length", "sequence_sum", "microbatch_token_mean"
     ] = "sequence_mean"
     """How token losses become one number. The last depends on micro-batching; for parity only."""
-
-    baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What an answer must beat: its group's mean, or the mean of the others."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Which standard deviation advantages are divided by."""
-    per_reward: bool = False
-    """GDPO: z-score each reward within its group, sum by weight, then whiten over the batch."""
-
-    clip_low: float = Field(default=0.2, ge=0)
-    """Ratios below 1 - clip_low stop pushing an answer down."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """Ratios above 1 + clip_high stop pushing an answer up."""
-    clip_max: float | None = Field(default=None, gt=1)
-    """Two-sided clipping (delta): an upper bound on the ratio where the advantage is negative."""
-    cispo_max: float = Field(default=5.0, gt=0)
-    """CISPO's own bound on the (detached) ratio."""
-    sapo_tau_positive: float = Field(default=1.0, gt=0)
-    """SAPO's gate temperature where the advantage is positive."""
-    sapo_tau_negative: float = Field(default=1.05, gt=0)
-    """SAPO's gate temperature elsewhere."""
-    vespo_positive: tuple[float, float] = (2.0, 3.0)
-    """VESPO's (k, lambda) where the advantage is not negative."""
-    vespo_negative: tuple[float, float] = (3.0, 2.0)
-    """VESPO's (k, lambda) where the advantage is negative."""
-    gmpo_clip: float = Field(default=0.4, gt=0)
-    """GMPO's clip range, in log space."""
 
     kl_weight: float = Field(default=0.0, ge=0)
     """Beta. 0 switches KL off, and the reference model is then never loaded."""
@@ -94,9 +80,13 @@ class Objective(BaseModel):
         if not isinstance(data, Mapping):
             return data
         name = data.get("preset", "grpo")
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; there are: {', '.join(PRESETS)}")
-        return {**PRESETS[name], **data}
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"unknown preset {name!r:.100}; there are: {', '.join(PRESETS)}")
+        tree = {**PRESETS[name], **data}
+        for field, classes in (("surrogate", SURROGATES), ("advantage", ADVANTAGES)):
+            start = PRESETS[name].get(field, {"kind": cls.model_fields[field].default.kind})
+            tree[field] = _with_own_settings(tree, data.get(field, {}), start, classes)
+        return tree
 
     @model_validator(mode="after")
     def _reject_mixes_without_meaning(self) -> "Objective":
@@ -104,22 +94,10 @@ class Objective(BaseModel):
             if condition:
                 raise ValueError(why)
 
-        own_level = {"reinforce": "no ratio", "vespo": "its own sequence weight"}
+        own_ratio = getattr(self.surrogate, "own_ratio", "")
         refuse(
-            self.ratio == "sequence" and self.surrogate in own_level,
-            f"surrogate {self.surrogate} uses {own_level.get(self.surrogate)}: set ratio to token",
-        )
-        refuse(
-            self.ratio == "sequence" and self.surrogate == "gmpo",
-            "gmpo takes the geometric mean of clipped token ratios itself: set ratio to token",
-        )
-        refuse(
-            self.clip_max is not None and self.surrogate != "clip",
-            f"clip_max belongs to surrogate clip, not {self.surrogate}: remove it",
-        )
-        refuse(
-            self.per_reward and self.baseline == "leave_one_out",
-            "per_reward z-scores each reward in its group: use baseline mean",
+            self.ratio == "sequence" and own_ratio != "",
+            f"surrogate {self.surrogate.kind} uses {own_ratio}: set ratio to token",
         )
         refuse(
             self.kl_unbiased and (self.kl_in == "reward" or self.kl_weight == 0),
@@ -140,22 +118,58 @@ class Objective(BaseModel):
         return self.kl_weight > 0
 
     @property
+    def kl_in_reward(self) -> bool:
+        return self.needs_reference and self.kl_in == "reward"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        return self.needs_reference and self.kl_in == "loss"
+
+    @property
     def uses_entropy(self) -> bool:
         """Whether the gradient goes through entropy, so that it must be kept in the graph."""
         return self.entropy_weight > 0 or self.entropy_target is not None
 
 
+def _with_own_settings(
+    tree: dict[str, Any],
+    given: Any,
+    start: Mapping[str, Any],
+    classes: Mapping[str, type[Choice]],
+) -> Any:
+    """The block of a surrogate or estimator: the preset's, with what was given over it.
+
+    Its settings that stand directly under `algorithm` are taken out of `tree`.
+    """
+    if isinstance(given, str):
+        given = {"kind": given}
+    if not isinstance(given, Mapping):
+        return given
+    same = given.get("kind", start["kind"]) == start["kind"]
+    block = {**start, **given} if same else dict(given)
+    chosen = classes.get(block["kind"]) if isinstance(block["kind"], str) else None
+    own = set(chosen.model_fields) - {"kind"} if chosen else set()
+    return {**block, **{name: tree.pop(name) for name in own & set(tree)}}
+
+
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "dapo": {"clip_high": 0.28, "aggregate": "token_mean"},
-    "bnpo": {"clip_high": 0.28, "aggregate": "microbatch_token_mean"},
-    "dr_grpo": {"aggregate": "fixed_length", "scale": "none"},
-    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+    "dapo": {"surrogate": {"kind": "clip", "clip_high": 0.28}, "aggregate": "token_mean"},
+    "bnpo": {
+        "surrogate": {"kind": "clip", "clip_high": 0.28},
+        "aggregate": "microbatch_token_mean",
+    },
+    "dr_grpo": {"aggregate": "fixed_length", "advantage": {"kind": "group", "scale": "none"}},
+    "gspo": {
+        "ratio": "sequence",
+        "surrogate": {"kind": "clip", "clip_low": 3e-4, "clip_high": 4e-4},
+    },
     "luspo": {"ratio": "sequence", "aggregate": "sequence_sum"},
-    "cispo": {"surrogate": "cispo", "aggregate": "token_mean"},
-    "sapo": {"surrogate": "sapo"},
-    "vespo": {"surrogate": "vespo", "aggregate": "token_mean"},
-    "gmpo": {"surrogate": "gmpo"},
-    "rloo": {"baseline": "leave_one_out", "scale": "none"},
-    "reinforce": {"surrogate": "reinforce", "aggregate": "token_mean"},
+    "cispo": {"surrogate": {"kind": "cispo"}, "aggregate": "token_mean"},
+    "sapo": {"surrogate": {"kind": "sapo"}},
+    "vespo": {"surrogate": {"kind": "vespo"}, "aggregate": "token_mean"},
+    "gmpo": {"surrogate": {"kind": "gmpo"}},
+    "gdpo": {"advantage": {"kind": "gdpo"}},
+    "rloo": {"advantage": {"kind": "group", "baseline": "leave_one_out", "scale": "none"}},
+    "reinforce": {"surrogate": {"kind": "reinforce"}, "aggregate": "token_mean"},
 }

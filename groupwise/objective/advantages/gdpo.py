@@ -1,0 +1,41 @@
+"""GDPO's advantages: every reward on the same scale before they are summed."""
+
+import math
+from typing import TYPE_CHECKING
+
+from groupwise.objective.advantages.base import (
+    EPSILON,
+    AdvantageEstimator,
+    GroupRewards,
+    centered,
+    deviation,
+)
+from groupwise.objective.advantages.group import group_advantages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Gdpo(AdvantageEstimator):
+    """Z-score each reward within its group, sum by weight, whiten over the batch.
+
+    So a reward with a small spread is not drowned by one with a large spread. The KL penalty is
+    taken off the sum before whitening.
+    """
+
+    kind: str = "gdpo"
+
+    def estimate(self, rewards: GroupRewards) -> "Tensor":
+        used = {name: weight for name, weight in rewards.weights.items() if weight != 0}
+        total_NG = rewards.total_NG.new_zeros(rewards.total_NG.shape) - rewards.penalty_NG
+        scored_NG = total_NG.isnan()
+        for name, weight in used.items():
+            score_NG = rewards.scores_NG[name]
+            total_NG = total_NG + weight * group_advantages(score_NG)
+            scored_NG = scored_NG | ~score_NG.isnan()
+        total_1K = total_NG.masked_fill(~scored_NG, math.nan).reshape(1, -1)
+        whitened_1K = centered(total_1K) / (deviation(total_1K) + EPSILON)
+        return whitened_1K.view_as(total_NG)
+
+    def formula(self) -> str:
+        return "each reward's z-score within the group, summed by weight, whitened over the batch"

@@ -1,0 +1,46 @@
+"""Log-probs of sampled answers under a policy: a reference's, or the policy's own before an update.
+
+In process and in a reference server this is the same code on the same micro-batches, so that both
+give the same numbers.
+"""
+
+import torch
+from torch import Tensor
+
+from groupwise.batch import Batch, blank
+from groupwise.policy.compiled import compiled_layers
+from groupwise.policy.forward import answer_logprobs
+from groupwise.policy.load import Policy
+
+
+@torch.no_grad()
+def batch_logprobs(
+    policy: Policy,
+    batch: Batch,
+    temperature: float,
+    tokens_at_once: int,
+    *,
+    layout: str | None = None,
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(B, T) log-probs and entropies of every answer. `layout`: another than the policy's own."""
+    logprobs_BT = torch.zeros(batch.mask_BT.shape, device=policy.device)
+    entropies_BT = torch.zeros_like(logprobs_BT)
+    micros = batch.microbatches(layout or policy.layout, tokens_at_once, policy.pad_id)
+    for micro in with_blanks(policy, list(micros)):
+        rows = micro.to(policy.device).rows
+        assert rows is not None
+        with compiled_layers(policy.model, compiled):
+            logprobs, entropies = answer_logprobs(policy, rows, temperature, compiled=compiled)
+        if micro.members:
+            assert micro.lines is not None
+            lines = micro.lines.to(policy.device)
+            logprobs_BT[lines, : logprobs.shape[1]] = logprobs.to(logprobs_BT.dtype)
+            entropies_BT[lines, : logprobs.shape[1]] = entropies.to(entropies_BT.dtype)
+    return logprobs_BT, entropies_BT
+
+
+def with_blanks(policy: Policy, micros: list[Batch]) -> list[Batch]:
+    """As many as the ranks that hold the model together agree on; blank ones at the end."""
+    missing = policy.passes(len(micros)) - len(micros)
+    return micros + [blank(policy.layout, policy.pad_id)] * missing

@@ -1,0 +1,83 @@
+"""The pieces of an update on groups, policy and optimizer alone, for tests that have no run."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from groupwise.config import Config
+from groupwise.distributed.world import ALONE, World
+from groupwise.objective.loss import Metrics
+from groupwise.policy.load import Policy
+from groupwise.policy.reference import KLReference
+from groupwise.training import update as package
+from groupwise.training.memory_fit import TokenBudget
+from groupwise.training.state import TrainState
+from groupwise.training.update import Update, rollout_batch
+from groupwise.types import Group
+
+
+def plain_stepper(world: World = ALONE) -> Any:
+    """Leaves gradients where backward puts them."""
+
+    def backward(loss: Tensor, last: bool) -> None:
+        loss.backward()
+
+    return SimpleNamespace(world=world, backward=backward)
+
+
+def state_of(
+    policy: Policy,
+    optimizer: Any = None,
+    reference: KLReference | None = None,
+    budget: TokenBudget | None = None,
+) -> TrainState:
+    stepper = optimizer or plain_stepper()
+    return TrainState(policy, stepper, reference, budget=budget or TokenBudget())
+
+
+def annotate(
+    groups: Sequence[Group],
+    policy: Policy,
+    reference: KLReference | None,
+    config: Config,
+    budget: TokenBudget | None = None,
+    world: World = ALONE,
+) -> list[Group]:
+    """The groups as they would be stored after `annotate`."""
+    fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, world)
+    state = state_of(policy, plain_stepper(world), reference, fitted)
+    batch = rollout_batch(groups, config).to(policy.device)
+    return package.annotate(batch, state, config).stored_groups()
+
+
+def update(
+    groups: Sequence[Group],
+    policy: Policy,
+    optimizer: Any,
+    config: Config,
+    *,
+    progress: int = 0,
+    entropy_weight: float = 0.0,
+    budget: TokenBudget | None = None,
+    observe: Callable[[Update], None] | None = None,
+) -> dict[str, float]:
+    fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, optimizer.world)
+    state = state_of(policy, optimizer, None, fitted)
+    state.step = progress
+    batch = rollout_batch(groups, config).to(policy.device)
+    return package.update(batch, state, config, entropy_weight, observe)
+
+
+def accumulate(
+    groups: Sequence[Group],
+    policy: Policy,
+    config: Config,
+    entropy_weight: float = 0.0,
+    *,
+    optimizer: Any = None,
+) -> Metrics | None:
+    """The gradient of one optimizer step on these groups."""
+    batch = rollout_batch(groups, config).to(policy.device)
+    return package.accumulate(batch, state_of(policy, optimizer), config, entropy_weight)
