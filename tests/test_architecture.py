@@ -33,7 +33,7 @@ LAYERS = [
     ["recipe", "tiny_run"],
     ["config"],
     ["objective"],
-    ["types"],
+    ["extensions", "types"],
     ["errors"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
