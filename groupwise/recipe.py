@@ -197,7 +197,7 @@ def parse_file(
 
 
 def _typed(overrides: Iterable[str]) -> set[str]:
-    """Every text in the values of overrides: {"answer", "my.py:f"} of ["rewards=[answer, my.py:f]"]"""
+    """Every text in the values of overrides: ["rewards=[answer, my.py:f]"] has two."""
     values: list[Any] = [yaml.safe_load(override.partition("=")[2]) for override in overrides]
     texts: set[str] = set()
     while values:

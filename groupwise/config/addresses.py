@@ -25,7 +25,7 @@ def check_token_variable(name: str) -> str:
     """What it holds is sent to a server that the same recipe names: no other secret may be."""
     if not name.startswith(OURS):
         raise ValueError(
-            f"must be a variable whose name begins with {OURS}, since its value is sent to a server"
+            f"must be a variable whose name begins with {OURS}, since it is sent to a server"
         )
     return name
 
@@ -34,8 +34,8 @@ def check_key_variable(name: Any) -> None:
     """The same for the judge's option `key_variable`."""
     if name not in JUDGES and not str(name).startswith(OURS):
         raise ValueError(
-            f"key_variable must be {', '.join(JUDGES)} or a variable whose name begins with {OURS}, "
-            f"since its value is sent to the judge, not {name!r}"
+            f"key_variable must be {', '.join(JUDGES)} or a variable whose name begins with "
+            f"{OURS}, since its value is sent to the judge, not {name!r}"
         )
 
 
