@@ -33,7 +33,7 @@ def not_empty(completion):
 
 @groupwise.task
 def doubles(count=12):
-    made = [Problem(str(i), f"What is {{i}}+{{i}}?", {{"answer": str(2 * i)}}) for i in range(count)]
+    made = [Problem(str(i), f"What is {{i}}+{{i}}?", {{"answer": "0"}}) for i in range(count)]
     return Task("doubles", made, made[:4], made[:4], right, not_empty, str.strip)
 
 @groupwise.reward
@@ -59,7 +59,9 @@ def own(tmp_path: pathlib.Path, ran: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(params=["a shell command", "a task", "a reward"])
-def named(request: pytest.FixtureRequest, own: pathlib.Path, ran: pathlib.Path) -> dict[str, object]:
+def named(
+    request: pytest.FixtureRequest, own: pathlib.Path, ran: pathlib.Path
+) -> dict[str, object]:
     """Settings that name code, in three ways."""
     shell = {"kind": "python", "path": "os:system", "options": {"command": f"touch {ran}"}}
     return {
@@ -76,7 +78,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture
-def folder(finished: pathlib.Path, tmp_path: pathlib.Path, named: dict[str, object]) -> pathlib.Path:
+def folder(
+    finished: pathlib.Path, tmp_path: pathlib.Path, named: dict[str, object]
+) -> pathlib.Path:
     """A run folder whose config.yaml somebody has changed."""
     copy = shutil.copytree(finished, tmp_path / "run")
     (copy / "config.yaml").write_text(yaml.safe_dump({**SMALL, **named}))
