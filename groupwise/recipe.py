@@ -196,18 +196,19 @@ def parse_file(
     return config
 
 
-def _typed(overrides: Iterable[str]) -> set[str]:
-    """Every text in the values of overrides: ["rewards=[answer, my.py:f]"] has two."""
-    values: list[Any] = [yaml.safe_load(override.partition("=")[2]) for override in overrides]
-    texts: set[str] = set()
+def _typed(overrides: Iterable[str]) -> set[tuple[str, str]]:
+    """Every text in overrides with its block: ["task.path=a.py:f"] gives {("task", "a.py:f")}."""
+    split = (override.partition("=") for override in overrides)
+    values: list[tuple[str, Any]] = [(k.split(".")[0], yaml.safe_load(v)) for k, _, v in split]
+    texts: set[tuple[str, str]] = set()
+    seen: set[int] = set()  # YAML may hold a list inside itself
     while values:
-        value = values.pop()
+        block, value = values.pop()
         if isinstance(value, str):
-            texts.add(value)
-        elif isinstance(value, dict):
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
+            texts.add((block, value))
+        elif isinstance(value, dict | list) and id(value) not in seen:
+            seen.add(id(value))
+            values += [(block, v) for v in (value.values() if isinstance(value, dict) else value)]
     return texts
 
 

@@ -213,7 +213,9 @@ def test_what_the_user_types_is_theirs(own: pathlib.Path, tmp_path: pathlib.Path
     assert len(load_recipe("demo", [typed]).rewards) == 2
     assert len(parse({"rewards": [f"{own}:unmarked"]}).rewards) == 1
     with pytest.raises(ConfigError, match=r"rewards\.0\.name"):
-        load_recipe(str(recipe), [f"model={own}:unmarked-not"])
+        load_recipe(str(recipe), [f"model={own}:unmarked"])  # typed, and as another thing
+    looped = "task.options={a: &x [*x]}"
+    load_recipe(str(recipe), [typed, "task.kind=python", f"task.path={own}:doubles", looped])
 
 
 def test_a_typed_kind_does_not_let_the_files_function_in(tmp_path: pathlib.Path) -> None:

@@ -52,7 +52,9 @@ def config_for(
 ) -> Config:
     """A run's own config, or one for a plain model; either with another task on request."""
     options = {"model": model, "task": task, "task.path": data}
-    typed = [f"{key}={json.dumps(text)}" for key, text in options.items() if text]
+    typed = [
+        f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in options.items() if v is not None
+    ]
     typed += overrides
     saved = pathlib.Path(model) / "config.yaml"
     if not saved.is_file():
@@ -61,6 +63,6 @@ def config_for(
     engine = tree.get("engine")
     if isinstance(engine, dict) and engine.get("kind") == "vllm":
         tree["engine"] = {}  # the run's servers may be gone by now, or serve another run
-    if task:
-        tree.setdefault("rollout", {})
+    if task and tree.get("rollout") is None:
+        tree["rollout"] = {}
     return parse_file(saved, tree, typed, trust_code=trust_code)

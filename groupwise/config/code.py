@@ -32,6 +32,10 @@ class NamedCode:
     kind: str
     reference: str
 
+    @property
+    def block(self) -> str:
+        return self.setting.partition(".")[0]
+
     def __str__(self) -> str:
         return f"{self.setting}={self.reference}"
 
@@ -51,10 +55,13 @@ def named_code(settings: BaseModel, prefix: str = "") -> Iterator[NamedCode]:
 
 
 def check_code(
-    config: BaseModel, file: Path | str, typed: Collection[str], *, trust_code: bool
+    config: BaseModel, file: Path | str, typed: Collection[tuple[str, str]], *, trust_code: bool
 ) -> None:
-    """Refuse code that `file` names and the user did not type, unless it is trusted and marked."""
-    foreign = [code for code in named_code(config) if code.reference not in typed]
+    """Refuse code that `file` names and the user did not type, unless it is trusted and marked.
+
+    `typed` holds what was typed, with its block: ("task", "my_task.py:build").
+    """
+    foreign = [code for code in named_code(config) if (code.block, code.reference) not in typed]
     if foreign and not trust_code:
         raise ConfigError(
             f"{file} names code to run: {', '.join(map(str, foreign))}. Code that a file names is "
