@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 import yaml
@@ -187,8 +188,8 @@ def test_the_exit_code_is_2_and_the_message_stands_alone(tmp_path: pathlib.Path)
 def test_trust_takes_only_what_is_marked(own: pathlib.Path, tmp_path: pathlib.Path) -> None:
     recipe = tmp_path / "recipe.yaml"
 
-    def read(settings: dict[str, object]) -> None:
-        recipe.write_text(yaml.safe_dump(settings))
+    def read(settings: Mapping[str, object]) -> None:
+        recipe.write_text(yaml.safe_dump(dict(settings)))
         load_recipe(str(recipe), trust_code=True)
 
     read({"rewards": [f"{own}:short"], "task": {"kind": "python", "path": f"{own}:doubles"}})
