@@ -9,12 +9,14 @@ The model goes on writing. What stands on the first line is its answer.
 
 from random import Random
 
+import groupwise
 from groupwise.tasks.base import SPLITS, Split, Task, split_of
 from groupwise.types import Problem
 
 SHOTS = ((7, 2, 5), (1, 8, 6), (9, 4, 4), (3, 6, 2))
 
 
+@groupwise.task
 def task() -> Task:
     terms = range(1, 10)
     sums = [(a, b, c) for a in terms for b in terms for c in terms if (a, b, c) not in SHOTS]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groupwise.config import Config
+    from groupwise.extensions import reward, task
     from groupwise.recipe import load_recipe
     from groupwise.rewards.base import Reward
     from groupwise.tasks.base import Task
@@ -24,6 +25,8 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "groupwise.config",
     "load_recipe": "groupwise.recipe",
+    "reward": "groupwise.extensions",
+    "task": "groupwise.extensions",
     "Reward": "groupwise.rewards.base",
     "Task": "groupwise.tasks.base",
     "Result": "groupwise.training.api",
@@ -42,6 +45,8 @@ __all__ = [
     "Reward",
     "Task",
     "load_recipe",
+    "reward",
+    "task",
     "train",
 ]
 

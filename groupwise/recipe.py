@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from groupwise.config import Config
+from groupwise.config.code import check_code
 from groupwise.errors import ConfigError
 from groupwise.objective.objective import Objective
 from groupwise.tiny_run import tiny as made_tiny
@@ -81,14 +82,17 @@ def load_recipe(
     *,
     preset: str | None = None,
     tiny: bool = False,
+    trust_code: bool = False,
 ) -> Config:
     """`load_recipe("demo", ["steps=5"])`; a name of ours or a path to a YAML file.
 
     `tiny` makes it a run of seconds on a CPU; overrides have the last word over that too.
+    `trust_code`: functions that the file names may run, if they are marked as tasks or rewards.
     """
-    recipe = read_recipe(find_recipe(name or DEFAULT))
+    path = find_recipe(name or DEFAULT)
+    recipe = read_recipe(path)
     overrides = list(overrides)
-    config = parse(recipe.under(preset, tiny), overrides)
+    config = parse_file(path, recipe.under(preset, tiny), overrides, trust_code=trust_code)
     if not tiny:
         return config
     return parse(made_tiny(config).model_dump(mode="json"), overrides)
@@ -167,6 +171,46 @@ def parse(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def read_config(
+    path: pathlib.Path, overrides: Iterable[str] = (), *, trust_code: bool = False
+) -> Config:
+    """The config in a file, to be run. Those who only look at it may use parse(read_yaml(path))."""
+    return parse_file(path, read_yaml(path), overrides, trust_code=trust_code)
+
+
+def parse_file(
+    path: pathlib.Path,
+    settings: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    *,
+    trust_code: bool = False,
+) -> Config:
+    """Settings that are from the file `path`: code that it names runs only when trusted.
+
+    Overrides are the user's own words, and so is the code that they name.
+    """
+    overrides = list(overrides)
+    config = parse(settings, overrides)
+    check_code(config, path, _typed(overrides), trust_code=trust_code)
+    return config
+
+
+def _typed(overrides: Iterable[str]) -> set[tuple[str, str]]:
+    """Every text in overrides with its block: ["task.path=a.py:f"] gives {("task", "a.py:f")}."""
+    split = (override.partition("=") for override in overrides)
+    values: list[tuple[str, Any]] = [(k.split(".")[0], yaml.safe_load(v)) for k, _, v in split]
+    texts: set[tuple[str, str]] = set()
+    seen: set[int] = set()  # YAML may hold a list inside itself
+    while values:
+        block, value = values.pop()
+        if isinstance(value, str):
+            texts.add((block, value))
+        elif isinstance(value, dict | list) and id(value) not in seen:
+            seen.add(id(value))
+            values += [(block, v) for v in (value.values() if isinstance(value, dict) else value)]
+    return texts
 
 
 def write_config(config: Config, path: pathlib.Path) -> None:

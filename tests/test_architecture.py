@@ -35,6 +35,7 @@ LAYERS = [
     ["batch"],
     ["packing"],
     ["types"],
+    ["extensions"],
     ["errors"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -140,3 +141,42 @@ def test_nothing_evaluates_or_unpickles_what_it_reads() -> None:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 call = f"{node.value.id}.{node.attr}"
                 assert call not in ("torch.load", "pickle.load", "pickle.loads"), path
+
+
+# They look at settings and build nothing that is run: no task, no reward.
+LOOKERS = {
+    "compare.py",
+    "explain/step.py",
+    "interop/folder.py",
+    "interop/import_trl.py",
+    "tracking/html_report.py",
+    "tracking/run.py",
+}
+
+
+def test_configs_that_are_run_are_read_where_their_code_is_checked() -> None:
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        if "read_yaml(" in path.read_text() and path.name != "recipe.py"
+    }
+    # cli/app.py changes what it has read, and then hands it to parse_file.
+    assert readers == LOOKERS | {"cli/app.py"}
+    assert "parse_file(" in (PACKAGE / "cli" / "app.py").read_text()
+    for name in LOOKERS - {"explain/step.py"}:
+        text = (PACKAGE / name).read_text()
+        assert "build_task" not in text and "load_parts" not in text, name
+
+
+def test_models_are_loaded_without_code_of_their_own() -> None:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            if node.func.attr in ("from_pretrained", "from_config") and owner != "PeftModel":
+                passed = {k.arg: k.value for k in node.keywords}
+                value = passed.get("trust_remote_code")
+                assert isinstance(value, ast.Constant) and value.value is False, (
+                    f"{path}:{node.lineno}"
+                )

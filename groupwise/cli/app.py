@@ -1,5 +1,6 @@
 """The application that commands are added to, and how the words after a command are read."""
 
+import json
 import pathlib
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError
-from groupwise.recipe import block_of, parse, read_yaml
+from groupwise.recipe import parse, parse_file, read_yaml
 
 app = typer.Typer(
     help="GRPO post-training for language models.\n\n"
@@ -27,6 +28,11 @@ Words = Annotated[
     typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name or file; overrides."),
 ]
 
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the marked functions that a recipe or folder names."),
+]
+
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The recipe, if any, and the overrides: `demo steps=5` or just `steps=5`."""
@@ -36,17 +42,27 @@ def split(words: list[str] | None) -> tuple[str | None, list[str]]:
     return (names[0] if names else None), [word for word in words or [] if "=" in word]
 
 
-def config_for(model: str, task: str | None, data: str | None, overrides: list[str]) -> Config:
+def config_for(
+    model: str,
+    task: str | None,
+    data: str | None,
+    overrides: list[str],
+    *,
+    trust_code: bool = False,
+) -> Config:
     """A run's own config, or one for a plain model; either with another task on request."""
+    options = {"model": model, "task": task, "task.path": data}
+    typed = [
+        f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in options.items() if v is not None
+    ]
+    typed += overrides
     saved = pathlib.Path(model) / "config.yaml"
-    tree: dict[str, Any] = read_yaml(saved) if saved.is_file() else {}
-    tree["model"] = model
-    if saved.is_file() and (tree.get("engine") or {}).get("kind") == "vllm":
+    if not saved.is_file():
+        return parse({"rollout": {}} if task else {}, typed)
+    tree: dict[str, Any] = read_yaml(saved)
+    engine = tree.get("engine")
+    if isinstance(engine, dict) and engine.get("kind") == "vllm":
         tree["engine"] = {}  # the run's servers may be gone by now, or serve another run
-    if task:
-        tree["task"] = block_of("task", task)
-        if not saved.is_file() or tree.get("rollout") is None:
-            tree["rollout"] = {}
-    if data:
-        tree.setdefault("task", {})["path"] = data
-    return parse(tree, overrides)
+    if task and tree.get("rollout") is None:
+        tree["rollout"] = {}
+    return parse_file(saved, tree, typed, trust_code=trust_code)

@@ -44,11 +44,11 @@ class Chosen:
         return [*([self.preset] if self.preset else []), *(["tiny"] if self.tiny else [])]
 
 
-def choose(words: list[str] | None, preset: str | None, tiny: bool) -> Chosen:
+def choose(words: list[str] | None, preset: str | None, tiny: bool, trust_code: bool) -> Chosen:
     """The config; what `--tiny` swapped is said."""
     name, overrides = split(words)
-    config = load_recipe(name, overrides, preset=preset, tiny=tiny)
+    config = load_recipe(name, overrides, preset=preset, tiny=tiny, trust_code=trust_code)
     if tiny:
-        whole = load_recipe(name, overrides, preset=preset)
+        whole = load_recipe(name, overrides, preset=preset, trust_code=trust_code)
         typer.echo("--tiny: " + "; ".join(swapped(whole, config)))
     return Chosen(name or DEFAULT, config, preset, tiny)

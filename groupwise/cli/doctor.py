@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import Words, app, split
+from groupwise.cli.app import TrustCode, Words, app, split
 from groupwise.recipe import load_recipe
 
 
 @app.command()
 def doctor(
     words: Words = None,
+    trust_code: TrustCode = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the lines here.")] = None,
 ) -> None:
     """Check the set-up: packages, device, disk, hub, a recipe's model and data, one training step.
@@ -23,7 +24,7 @@ def doctor(
     groupwise doctor demo --json doctor.json
     """
     name, overrides = split(words)
-    config = load_recipe(name, overrides)
+    config = load_recipe(name, overrides, trust_code=trust_code)
     from groupwise.check.doctor import examine
     from groupwise.tracking.console import console, printable
 

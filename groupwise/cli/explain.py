@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import Words, app, split
+from groupwise.cli.app import TrustCode, Words, app, split
 from groupwise.errors import ConfigError, RunFolderError
 from groupwise.recipe import DEFAULT, load_recipe
 
@@ -27,6 +27,7 @@ def explain(
     stored: Annotated[
         bool, typer.Option("--stored", help="Use stored log-probs; load no model.")
     ] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """One GRPO step with every number: a recipe's first, or a run's step K.
 
@@ -47,7 +48,8 @@ def explain(
     elif step is not None or stored:
         raise ConfigError("--step and --stored are for a run folder; a recipe has its first step")
     else:
-        found = recipe_step(name or DEFAULT, load_recipe(name, overrides))
+        config = load_recipe(name, overrides, trust_code=trust_code)
+        found = recipe_step(name or DEFAULT, config)
     if html is None:
         print_step(found, console, group)
         return

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import app
+from groupwise.cli.app import TrustCode, app
 from groupwise.errors import ConfigError
 
 
@@ -28,6 +28,7 @@ def export(
     push: Annotated[
         str | None, typer.Option(metavar="REPO", help="Upload to this private hub repository.")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Write a run's model to a folder of its own, upload it, or write a script for TRL.
 
@@ -38,7 +39,7 @@ def export(
     if to is not None:
         if merge or push:
             raise ConfigError("--to writes a script: leave out --merge and --push")
-        _script(model, to, out, tensor_parallel)
+        _script(model, to, out, tensor_parallel, trust_code)
         return
     from groupwise.interop.folder import export_model, push_model
 
@@ -50,7 +51,7 @@ def export(
         typer.echo(push_model(target, push))
 
 
-def _script(run: str, to: str, out: str | None, tensor_parallel: int) -> None:
+def _script(run: str, to: str, out: str | None, tensor_parallel: int, trust_code: bool) -> None:
     if to not in ("trl", "neuron"):
         raise ConfigError(f"--to takes trl or neuron, not {to!r}")
     target = pathlib.Path(out) if out else pathlib.Path(run) / f"export_{to}.py"
@@ -59,11 +60,11 @@ def _script(run: str, to: str, out: str | None, tensor_parallel: int) -> None:
     if to == "trl":
         from groupwise.interop.trl import export_trl
 
-        lost = export_trl(run, target)
+        lost = export_trl(run, target, trust_code=trust_code)
     else:
         from groupwise.interop.neuron import export_neuron
 
-        lost = export_neuron(run, target, tensor_parallel)
+        lost = export_neuron(run, target, tensor_parallel, trust_code=trust_code)
     for line in lost:
         typer.echo(f"not expressed: {line}")
     typer.echo(f"{target} and {target.with_suffix('.jsonl').name}")

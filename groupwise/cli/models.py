@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import app, config_for
+from groupwise.cli.app import TrustCode, app, config_for
 
 
 @app.command("eval")
@@ -18,6 +18,7 @@ def evaluate(
     k: Annotated[int | None, typer.Option(help="Sampled answers per problem.", min=1)] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many problems.", min=1)] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the metrics here.")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Accuracy, pass@k, maj@k, format and lengths on held-out problems.
 
@@ -25,7 +26,8 @@ def evaluate(
 
     groupwise eval Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --data data/gsm8k --limit 100
     """
-    config = config_for(model, task, data, [*(overrides or []), *_eval_overrides(k, limit)])
+    typed = [*(overrides or []), *_eval_overrides(k, limit)]
+    config = config_for(model, task, data, typed, trust_code=trust_code)
     from groupwise.load import load_parts
     from groupwise.tracking.console import console
     from groupwise.tracking.report import metrics_table
@@ -46,6 +48,7 @@ def sample(
     n: Annotated[int, typer.Option(help="Answers (or problems, without a prompt).", min=1)] = 4,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option()] = 0,
+    trust_code: TrustCode = False,
 ) -> None:
     """See answers: to your prompt, or to held-out problems with their verdicts.
 
@@ -53,7 +56,7 @@ def sample(
 
     groupwise sample smollm2 "Which is larger, 17 or 71?" --temperature 0
     """
-    config = config_for(model, None, None, [f"seed={seed}"])
+    config = config_for(model, None, None, [f"seed={seed}"], trust_code=trust_code)
     from groupwise.sample import print_samples
 
     print_samples(config, prompt, n, temperature)

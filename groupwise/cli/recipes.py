@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import Words, app
+from groupwise.cli.app import TrustCode, Words, app
 from groupwise.cli.chosen import Preset, Tiny, choose
 from groupwise.recipe import list_recipes, read_recipe
 
@@ -44,6 +44,7 @@ def check(
         str | None, typer.Option(help="Plan for this GPU: h100, rtx4090, ... [default: this one].")
     ] = None,
     gpus: Annotated[int, typer.Option(help="Plan for so many of them.", min=1)] = 1,
+    trust_code: TrustCode = False,
 ) -> None:
     """What a recipe will do: what it costs on paper, what a trial on a few problems shows.
 
@@ -53,7 +54,8 @@ def check(
 
     groupwise check cookbook --model shape:8b --gpu h100 --gpus 8
     """
-    chosen = choose([*(words or []), *([f"model={model}"] if model else [])], preset, tiny)
+    typed = [*(words or []), *([f"model={model}"] if model else [])]
+    chosen = choose(typed, preset, tiny, trust_code)
     from groupwise.check.show import print_check
 
     print_check(chosen.title, chosen.config, dry=dry, gpu=gpu, gpus=gpus)

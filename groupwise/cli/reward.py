@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.cli.app import Words, config_for, reward_app
+from groupwise.cli.app import TrustCode, Words, config_for, reward_app
 from groupwise.cli.chosen import Preset, Tiny, choose
 from groupwise.errors import ConfigError
 
@@ -19,12 +19,13 @@ def reward_bench(
     preset: Preset = None,
     tiny: Tiny = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report here.")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Try right, wrong, broken and gaming answers on a recipe's rewards. Exit code 2: a flaw.
 
     groupwise reward bench demo --json bench.json
     """
-    chosen = choose(words, preset, tiny)
+    chosen = choose(words, preset, tiny, trust_code)
     config = chosen.config
     from groupwise.evaluate import judges
     from groupwise.load import find_rewards
@@ -73,6 +74,7 @@ def reward_fit(
     patience: Annotated[int, typer.Option(help="Epochs without progress, then stop.", min=1)] = 3,
     seed: Annotated[int, typer.Option()] = 0,
     device: Device = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Fit a reward model: on a run's answers, judged by its task, or on JSON Lines.
 
@@ -94,7 +96,10 @@ def reward_fit(
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0)
         report = fit_to_folder(
-            plan, out, lambda share, line: bar.update(task, completed=share, description=line)
+            plan,
+            out,
+            lambda share, line: bar.update(task, completed=share, description=line),
+            trust_code=trust_code,
         )
     shown = {name: report[name] for name in ("auc", "ece", "best_epoch")}
     title = f"{kind} reward model on {report['validation_problems']} held-out problems"
@@ -128,6 +133,7 @@ def reward_eval(
     json_file: Annotated[str | None, typer.Option("--json", help="Write the metrics here.")] = None,
     batch_size: BatchSize = 32,
     device: Device = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Accuracy, AUC and calibration of a reward model on labelled answers or pairs.
 
@@ -137,7 +143,8 @@ def reward_eval(
     from groupwise.tracking.console import console
     from groupwise.tracking.report import metrics_table
 
-    measured = asdict(eval_on(model, data, batch_size=batch_size, device=device))
+    quality = eval_on(model, data, batch_size=batch_size, device=device, trust_code=trust_code)
+    measured = asdict(quality)
     shown = {name: measured[name] for name in ("auc", "ece", "count")}
     title = f"{model} on {data}"
     console.print(metrics_table({"judged right": measured["accuracy"], **shown}, title))
@@ -158,12 +165,13 @@ def reward_pairs(
     label: Annotated[str, typer.Option(help="correct (the verifier) or rewards.")] = "correct",
     task: Annotated[str | None, typer.Option(help="Task kind, e.g. gsm8k.")] = None,
     data: Annotated[str | None, typer.Option(help="The task's data: a folder or file.")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Sample pairs of answers at spread temperatures, and tell which is better.
 
     groupwise reward pairs runs/demo --out pairs.jsonl --problems 64
     """
-    config = config_for(model, task, data, overrides or [])
+    config = config_for(model, task, data, overrides or [], trust_code=trust_code)
     low, _, high = temperatures.partition(",")
     try:
         spread = float(low), float(high or low)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.cli.app import Words, app
+from groupwise.cli.app import TrustCode, Words, app
 from groupwise.cli.chosen import Preset, Tiny, choose
 from groupwise.config import Config
 from groupwise.errors import ConfigError
@@ -25,6 +25,7 @@ def train(
     launcher: Annotated[
         str | None, typer.Option("--launch", help="ray: as a job on a Ray cluster.")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train. The same command again resumes the run in its folder.
 
@@ -42,7 +43,7 @@ def train(
     """
     from groupwise.distributed.launch import launch, stop_with_launcher
 
-    chosen = choose(words, preset, tiny)
+    chosen = choose(words, preset, tiny, trust_code)
     folder = out or chosen.folder
     if launcher is not None:
         _finished(folder, _on_ray(launcher, chosen.config, folder, nproc, quiet))
@@ -54,6 +55,7 @@ def train(
         )
     if nproc > 1:
         options = [*(["--preset", preset] if preset else []), *["--tiny"] * tiny]
+        options += ["--trust-code"] * trust_code
         again = ["train", *(words or []), "--out", folder, *options, *["--quiet"] * quiet]
         raise typer.Exit(launch(again, nproc))
     stop_with_launcher()

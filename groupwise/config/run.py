@@ -1,12 +1,13 @@
 """The settings of a run and of each of its parts."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from groupwise.config.addresses import check_server_url
+from groupwise.config.addresses import TokenVariable, check_key_variable, check_server_url
 from groupwise.config.base import Settings
+from groupwise.config.code import Code
 from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
 from groupwise.config.workers import WorkerSettings, staleness_in
@@ -17,7 +18,7 @@ from groupwise.types import Sampling
 class RewardSettings(Settings):
     """One reward: a name from `groupwise.rewards`, or a function of the user's own."""
 
-    name: str
+    name: Annotated[str, Code("reward", unless="model:")]
     """A built-in name, file.py:function, package.module:function, or model:FOLDER_OR_HUB_ID."""
     weight: float = 1.0
     """Its share in the sum. 0 makes it a metric that is logged and never learned from."""
@@ -28,6 +29,13 @@ class RewardSettings(Settings):
     @classmethod
     def _from_name(cls, data: Any) -> Any:
         return {"name": data} if isinstance(data, str) else data
+
+    @field_validator("options")
+    @classmethod
+    def _sends_no_other_secret(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "key_variable" in value:
+            check_key_variable(value["key_variable"])
+        return value
 
 
 class BatchSettings(Settings):
@@ -102,7 +110,7 @@ class EngineSettings(Settings):
     """Answers sampled at once, if memory allows; of vllm servers, by each."""
     urls: tuple[str, ...] = ()
     """vllm: where `groupwise serve vllm` listens; left out, vLLM is in the trainer's process."""
-    token_env: str = "GROUPWISE_TOKEN"
+    token_env: TokenVariable = "GROUPWISE_TOKEN"
     """vllm, servers: the environment variable that holds their token."""
     timeout: float = Field(default=300.0, gt=0)
     """vllm, servers: seconds to wait for an answer, or until pushed weights are loaded."""
@@ -144,7 +152,7 @@ class ReferenceSettings(Settings):
     """mixed: share of the policy in each refresh."""
     urls: tuple[str, ...] = ()
     """server: where `groupwise serve reference` listens, such as http://127.0.0.1:8650."""
-    token_env: str = "GROUPWISE_TOKEN"
+    token_env: TokenVariable = "GROUPWISE_TOKEN"
     """server: the environment variable that holds its token."""
     timeout: float = Field(default=60.0, gt=0)
     """server: seconds to wait for a reply before its work goes to another."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from groupwise.config.base import Settings
+from groupwise.config.code import Code
 
 
 class TaskSettings(Settings):
@@ -142,7 +143,7 @@ class PythonTask(Settings):
     """A function of the user's own that returns a groupwise.tasks.base.Task."""
 
     kind: Literal["python"] = "python"
-    path: str
+    path: Annotated[str, Code("task")]
     """file.py:function or package.module:function; called with options as keywords."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for that function."""

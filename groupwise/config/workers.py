@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from groupwise.config.addresses import check_server_url
+from groupwise.config.addresses import TokenVariable, check_server_url
 from groupwise.config.base import Settings
 
 
@@ -21,7 +21,7 @@ class WorkerSettings(Settings):
     """Most updates that the weights behind an answer may lack; 0: the trainer waits for answers."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for a reply before a worker counts as gone and its work goes to another."""
-    token_env: str = "GROUPWISE_TOKEN"
+    token_env: TokenVariable = "GROUPWISE_TOKEN"
     """The environment variable that holds the token of the workers at `urls`."""
 
     @field_validator("urls")

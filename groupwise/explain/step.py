@@ -242,11 +242,12 @@ def _stored_decoder(folder: pathlib.Path, config: Config) -> Decode:
     from transformers import AutoTokenizer
 
     from groupwise.errors import ModelError
+    from groupwise.policy.pretrained import from_pretrained
     from groupwise.policy.resolve import resolve_model
 
     try:
         saved = folder / "model"
         source = str(saved) if saved.is_dir() else resolve_model(config.model)
-        return decoder(AutoTokenizer.from_pretrained(source))
+        return decoder(from_pretrained(AutoTokenizer, source))
     except (OSError, ValueError, ModelError):
         return lambda token: f"⟨{token}⟩"

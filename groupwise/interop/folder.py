@@ -16,6 +16,7 @@ from groupwise.config import Config
 from groupwise.errors import ModelError, RunFolderError
 from groupwise.policy.adapters import WEIGHTS, base_of, is_adapter_folder, merge_adapter
 from groupwise.policy.load import pick_device
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.quantization import quantization_config
 from groupwise.policy.resolve import resolve_model
 from groupwise.recipe import parse, read_yaml
@@ -48,7 +49,7 @@ def _write_merged(source: pathlib.Path, run: pathlib.Path, folder: pathlib.Path)
     merged = merge_adapter(_base(resolve_model(base_of(source)), config), source)
     merged.to(trained_dtype(source)).save_pretrained(folder)
     bare = not (source / "tokenizer_config.json").is_file()
-    tokenizer = AutoTokenizer.from_pretrained(base_of(source) if bare else source)
+    tokenizer = from_pretrained(AutoTokenizer, base_of(source) if bare else source)
     tokenizer.save_pretrained(folder)
     summary = read_summary(run)
     if config is not None and summary is not None:
@@ -59,9 +60,10 @@ def _write_merged(source: pathlib.Path, run: pathlib.Path, folder: pathlib.Path)
 def _base(name: str, config: Config | None) -> Any:
     """In fp32 and whole: quantised first, where the adapter was trained on quantised weights."""
     if config is None or config.quantization is None:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        return from_pretrained(AutoModelForCausalLM, name, dtype=torch.float32)
     device = pick_device(config.device)
-    quantized = AutoModelForCausalLM.from_pretrained(
+    quantized = from_pretrained(
+        AutoModelForCausalLM,
         name,
         dtype=torch.float32,
         device_map={"": device},

@@ -54,9 +54,11 @@ UNKNOWN_THERE = (
 )
 
 
-def export_neuron(run: str, out: pathlib.Path, tensor_parallel: int) -> tuple[str, ...]:
+def export_neuron(
+    run: str, out: pathlib.Path, tensor_parallel: int, *, trust_code: bool = False
+) -> tuple[str, ...]:
     """Write `out` and its .jsonl; returns what cannot be expressed there."""
-    config = run_config(run)
+    config = run_config(run, trust_code=trust_code)
     fields = neuron_fields(config, tensor_parallel)
     script = neuron_script(config, fields, out.with_suffix(".jsonl").name)
     write_dataset(config, out.with_suffix(".jsonl"))

@@ -19,9 +19,10 @@ from groupwise.errors import ConfigError, RunFolderError
 from groupwise.evaluate import judges
 from groupwise.interop.fields import trl_fields
 from groupwise.interop.rewards import PREFILL, PROBLEM_ID
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.resolve import NAMES, resolve_model
-from groupwise.recipe import parse, read_yaml
+from groupwise.recipe import read_config
 from groupwise.reward_models.reward import PREFIX
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.isolation import importable
@@ -35,20 +36,20 @@ RewardLine = tuple[str, str, float, dict[str, Any]]
 """A reward's name, where its function is, its weight and options."""
 
 
-def export_trl(run: str, out: pathlib.Path) -> tuple[str, ...]:
+def export_trl(run: str, out: pathlib.Path, *, trust_code: bool = False) -> tuple[str, ...]:
     """Write `out` and its .jsonl; returns what TRL cannot express."""
-    config = run_config(run)
+    config = run_config(run, trust_code=trust_code)
     dataset = write_dataset(config, out.with_suffix(".jsonl"))
     fields = trl_fields(config)
     write_text(out, trl_script(config, fields.values, fields.lost, dataset.name))
     return fields.lost
 
 
-def run_config(run: str) -> Config:
+def run_config(run: str, *, trust_code: bool) -> Config:
     path = pathlib.Path(run) / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"{run} is not a run folder: it has no config.yaml")
-    return parse(read_yaml(path))
+    return read_config(path, trust_code=trust_code)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -66,7 +67,7 @@ def write_text(path: pathlib.Path, text: str) -> None:
 def write_dataset(config: Config, path: pathlib.Path) -> pathlib.Path:
     """One training problem a line; those with a longer prompt than allowed are left out."""
     task = build_task(config.task)
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(config.model))
+    tokenizer = from_pretrained(AutoTokenizer, resolve_model(config.model))
     fitting, _ = fit_prompts(task.train, tokenizer, config.rollout.max_prompt_tokens)
     ordered = draw([problem for problem, _ in fitting], 0, len(fitting), config.seed)
     lines = (json.dumps(_row(problem), default=str) + "\n" for problem in ordered)

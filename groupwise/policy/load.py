@@ -30,6 +30,7 @@ from groupwise.policy.adapters import (
     load_adapter,
     merge_adapter,
 )
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.prompts import eos_ids
 from groupwise.policy.quantization import quantization_config
 from groupwise.policy.resolve import resolve_model
@@ -156,8 +157,8 @@ def _read(
         if quantization is not None:
             config = quantization_config(quantization, dtype, base, device)
             options = {"quantization_config": config, "device_map": {"": device}}
-        tokenizer = AutoTokenizer.from_pretrained(base if bare else source)
-        model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **options)
+        tokenizer = from_pretrained(AutoTokenizer, base if bare else source)
+        model: Any = from_pretrained(AutoModelForCausalLM, base, dtype=dtype, **options)
     except GroupwiseError:
         raise
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from groupwise.errors import MissingExtraError, ModelError
+from groupwise.policy.pretrained import from_pretrained
 
 log = logging.getLogger("groupwise")
 
@@ -47,9 +48,9 @@ def _misread_on_cpu(source: str) -> list[str] | None:
     The CPU kernel of bitsandbytes (0.50.2) takes the scales of the wrong blocks where rows are not
     a multiple of the block size, and says nothing: errors of 25 % of a weight instead of 9 %.
     """
-    config = AutoConfig.from_pretrained(source)
+    config = from_pretrained(AutoConfig, source)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     body = {name: layer for name, layer in linear.items() if layer is not head}

@@ -129,10 +129,12 @@ def convert(gguf: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    from groupwise.policy.pretrained import from_pretrained
+
+    tokenizer = from_pretrained(AutoTokenizer, gguf.parent, gguf_file=gguf.name)
     tokenizer.model_max_length = CONTEXT
-    loaded = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+    loaded = from_pretrained(
+        AutoModelForCausalLM, gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
     # The loader marks what it returns as quantised, and such a model refuses to be saved or
     # trained. The same weights in a model of their own carry no such mark.

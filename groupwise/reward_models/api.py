@@ -61,13 +61,17 @@ def checked_kind(name: str) -> Kind:
 
 
 def fit_to_folder(
-    plan: FitPlan, out: str, progress: Callable[[float, str], None] = lambda share, line: None
+    plan: FitPlan,
+    out: str,
+    progress: Callable[[float, str], None] = lambda share, line: None,
+    *,
+    trust_code: bool = False,
 ) -> dict[str, Any]:
     """Fit, write the Hugging Face folder `out` with report.json, and return that report."""
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ModelError(f"{out} is not empty; give --out a new folder")
-    train, validation = hold_out(read_examples(plan.source), plan.validation)
+    train, validation = hold_out(read_examples(plan.source, trust_code=trust_code), plan.validation)
     is_run = (Path(plan.source) / "config.yaml").is_file()
     reward_model = new_reward_model(
         plan.kind,
@@ -122,8 +126,10 @@ def score_file(model: str, source: str, out: str, *, batch_size: int, device: st
     return len(lines)
 
 
-def eval_on(model: str, source: str, *, batch_size: int, device: str) -> Quality:
+def eval_on(
+    model: str, source: str, *, batch_size: int, device: str, trust_code: bool = False
+) -> Quality:
     """How well a reward model agrees with labelled data."""
-    examples = read_examples(source)
+    examples = read_examples(source, trust_code=trust_code)
     reward_model = load_reward_model(model, pick_device(device))
     return measure(reward_model, examples, batch_size)

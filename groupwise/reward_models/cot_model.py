@@ -54,7 +54,11 @@ class CotRewardModel(PreTrainedModel):
     def __init__(self, config: CotRewardConfig, backbone: nn.Module | None = None) -> None:
         super().__init__(config)
         inner = config.backbone_config()
-        self.backbone = backbone if backbone is not None else AutoModel.from_config(inner)
+        self.backbone = (
+            backbone
+            if backbone is not None
+            else AutoModel.from_config(inner, trust_remote_code=False)
+        )
         width = inner.get_text_config().hidden_size + FEATURES
         self.answer = nn.Linear(width, 1)
         self.reasoning = nn.Linear(width, 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError, DataError
-from groupwise.recipe import parse, read_yaml
+from groupwise.recipe import read_config
 from groupwise.rewards.base import Reward
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.catalog import build_task
@@ -67,11 +67,11 @@ class Examples:
         return {item.problem for item in (*self.scored, *self.pairs)}
 
 
-def read_examples(source: str) -> Examples:
-    """A run folder, or a file of JSON Lines."""
+def read_examples(source: str, *, trust_code: bool = False) -> Examples:
+    """A run folder, or a file of JSON Lines. `trust_code`: for a run whose task is a function."""
     path = Path(source).expanduser()
     if (path / "config.yaml").is_file():
-        return labelled_rollouts(path)
+        return labelled_rollouts(path, trust_code=trust_code)
     if not path.is_file():
         raise DataError(
             f"{source} is neither a run folder nor a file; give the folder of a run, or JSON Lines "
@@ -92,8 +92,9 @@ def read_answers(source: str) -> list[tuple[dict[str, Any], Prompt, str]]:
     return [(dict(row.columns), _prompt(row), _text(row, "completion")) for row in read_rows(path)]
 
 
-def labelled_rollouts(run: Path) -> Examples:
+def labelled_rollouts(run: Path, *, trust_code: bool = False) -> Examples:
     """Every different answer that a run stored, 1 if its task's verifier finds it right, else 0."""
+    config = read_config(run / "config.yaml", trust_code=trust_code)
     files = sorted((run / "rollouts").glob("step-*.jsonl.gz"))
     if not files:
         raise DataError(
@@ -101,7 +102,7 @@ def labelled_rollouts(run: Path) -> Examples:
             "JSON Lines of scored answers"
         )
     groups = [group_from_json(data) for file in files for data in read_rollouts(file)]
-    return label(groups, parse(read_yaml(run / "config.yaml")), str(run))
+    return label(groups, config, str(run))
 
 
 def label(groups: Sequence[Group], config: Config, where: str) -> Examples:

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.utils import logging
 
 from groupwise.errors import ModelError
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.resolve import resolve_model
 from groupwise.reward_models.cot_model import CotRewardConfig, CotRewardModel
 
@@ -73,12 +74,12 @@ def load_reward_model(
         return _stand_in(STAND_INS[name], device, max_tokens)
     source = resolve_model(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = from_pretrained(AutoTokenizer, source)
         # A half-precision copy ranks close answers by chance; only a GPU gains by it.
         dtype = "auto" if torch.device(device).type == "cuda" else torch.float32
         with _quietly():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                source, dtype=dtype, output_loading_info=True
+            model, info = from_pretrained(
+                AutoModelForSequenceClassification, source, dtype=dtype, output_loading_info=True
             )
     except (OSError, ValueError, KeyError) as error:
         raise _cannot_load(name, error) from error
@@ -106,7 +107,7 @@ def new_reward_model(
     with torch.random.fork_rng(devices=[]), _quietly():
         torch.manual_seed(seed)
         try:
-            reader = AutoTokenizer.from_pretrained(source)
+            reader = from_pretrained(AutoTokenizer, source)
             config: Any = tiny_encoder_config(reader) if from_scratch else None
             model = _with_heads(kind, source, config)
         except (OSError, ValueError, KeyError) as error:
@@ -195,16 +196,22 @@ def _quietly() -> Iterator[None]:
 def _with_heads(kind: Kind, source: str, config: Any) -> Any:
     if kind == "cot":
         if config is not None:
-            backbone = AutoModel.from_config(config, dtype=torch.float32)
+            backbone = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
         else:
-            backbone = AutoModel.from_pretrained(source, dtype=torch.float32)
+            backbone = from_pretrained(AutoModel, source, dtype=torch.float32)
         return CotRewardModel(CotRewardConfig(backbone=backbone.config.to_dict()), backbone)
     if config is not None:
         config.num_labels = 1
-        return AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-    config = AutoConfig.from_pretrained(source, num_labels=1)
-    return AutoModelForSequenceClassification.from_pretrained(
-        source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
+        return AutoModelForSequenceClassification.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
+    config = from_pretrained(AutoConfig, source, num_labels=1)
+    return from_pretrained(
+        AutoModelForSequenceClassification,
+        source,
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
     )
 
 

@@ -4,17 +4,10 @@
 `model:FOLDER`, a reward model: groupwise.load makes a reward of it.
 """
 
-import difflib
-import hashlib
-import importlib
-import importlib.util
-import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from groupwise.errors import RewardError
+from groupwise.errors import ConfigError, RewardError
+from groupwise.extensions import existing_file, nearest
 
 BUILTIN = {
     "answer": "groupwise.rewards.answers:correct",
@@ -58,7 +51,7 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
     if not colon:
         known = [*BUILTIN, *TASKS_OWN]
         raise RewardError(
-            f"there is no reward {name!r}{_nearest(name, known)}. "
+            f"there is no reward {name!r}{nearest(name, known)}. "
             f"Built in are: {', '.join(known)}. "
             "Your own is file.py:function or package.module:function; a reward model, model:FOLDER"
         )
@@ -67,72 +60,8 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
     if not place.endswith(".py"):
         return name
     folder = Path(base_folder) if base_folder is not None else Path.cwd()
-    file = (folder / Path(place).expanduser()).resolve()
-    if not file.is_file():
-        others = [other.name for other in file.parent.glob("*.py")]
-        raise RewardError(
-            f"reward {name!r}: there is no file {file}{_nearest(file.name, others)}. "
-            "The path counts from the folder where the command is run"
-        )
+    try:
+        file = existing_file(folder / Path(place).expanduser())
+    except ConfigError as error:
+        raise RewardError(f"reward {name!r}: {error}") from error
     return f"{file}:{function}"
-
-
-def load(reference: str) -> Callable[..., Any]:
-    """The function that a resolved name says. Runs the user's module."""
-    place, _, name = reference.rpartition(":")
-    try:
-        module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
-    except RewardError:
-        raise
-    except Exception as error:
-        raise RewardError(
-            f"reward {reference!r}: importing {place} raised {type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, name, None)
-    if function is None:
-        functions = [n for n, value in vars(module).items() if callable(value)]
-        raise RewardError(
-            f"reward {reference!r}: {place} has no function {name!r}{_nearest(name, functions)}"
-        )
-    if not callable(function):
-        raise RewardError(f"reward {reference!r} is a {type(function).__name__}, not a function")
-    return function
-
-
-def _named_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        raise RewardError(
-            f"there is no module {error.name!r}: install it, or write the path of a file "
-            "(my_rewards.py:function)"
-        ) from None
-
-
-def _file_module(file: Path) -> ModuleType:
-    if not file.is_file():
-        raise RewardError(f"there is no file {file}")
-    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
-    name = f"groupwise_reward_{file.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if str(file.parent) not in sys.path:
-        # So that the file may import its neighbours, as it could if it were run as a script.
-        sys.path.append(str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -14,9 +14,9 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+from groupwise.extensions import load_object
 from groupwise.rewards.base import signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, perform
-from groupwise.rewards.catalog import load
 from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
 
 
@@ -59,7 +59,7 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
 
 def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
     try:
-        function = load(wanted.reference)
+        function = load_object(wanted.reference, what="reward")
         signature = signature_of(function)
     except BaseException as error:
         return Refused(str(error))

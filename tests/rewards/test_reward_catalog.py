@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 from groupwise.errors import RewardError
+from groupwise.extensions import load_object
 from groupwise.rewards.base import signature_of
-from groupwise.rewards.catalog import BUILTIN, load, resolve
+from groupwise.rewards.catalog import BUILTIN, resolve
 
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_every_built_in_reward_can_be_loaded_and_called(name: str) -> None:
     assert resolve(name) == BUILTIN[name]
-    assert not signature_of(load(resolve(name))).batch
+    assert not signature_of(load_object(resolve(name), what="reward")).batch
 
 
 def test_files_count_from_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("def f(completion): return 3\n")
     reference = resolve("mine.py:f", tmp_path)
     assert reference == f"{(tmp_path / 'mine.py').resolve()}:f"
-    assert load(reference)("x") == 3
+    assert load_object(reference, what="reward")("x") == 3
     monkeypatch.chdir(tmp_path)
     assert resolve("mine.py:f") == reference
     assert resolve(f".{os.sep}mine.py:f") == reference
@@ -29,7 +30,7 @@ def test_files_count_from_the_given_folder(tmp_path: Path, monkeypatch: pytest.M
 
 def test_modules_are_found_by_their_dotted_name() -> None:
     reference = resolve("groupwise.rewards.format:tags")
-    assert load(reference)("<think>x</think>", names=["think"]) == 1.0
+    assert load_object(reference, what="reward")("<think>x</think>", names=["think"]) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,3 @@ def test_unknown_names_get_the_nearest_one(tmp_path: Path, name: str, message: s
     (tmp_path / "mine.py").write_text("def f(completion): return 3\n")
     with pytest.raises(RewardError, match=re.escape(message)):
         resolve(name, tmp_path)
-
-
-def test_a_module_that_is_missing_is_told_from_one_whose_import_fails(tmp_path: Path) -> None:
-    with pytest.raises(RewardError, match=r"no module 'groupwise\.nothing'"):
-        load("groupwise.nothing:f")
-    (tmp_path / "needs_more.py").write_text("import package_that_is_not_there\n")
-    with pytest.raises(RewardError, match=r"ModuleNotFoundError: .*package_that_is_not_there"):
-        load(f"{tmp_path / 'needs_more.py'}:f")

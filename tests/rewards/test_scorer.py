@@ -261,8 +261,8 @@ def test_an_option_without_a_parameter_is_refused() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (f"{FILE}:lenght", "no function 'lenght' (did you mean 'length'?)"),
-        (f"{FILE}:constant", "is a int, not a function"),
+        (f"{FILE}:lenght", "no function or class 'lenght' (did you mean 'length'?)"),
+        (f"{FILE}:constant", "is a int, not a function or class"),
         (f"{FILE}:no_reward", "neither a parameter `completion`"),
         ("no_such_package.rewards:f", "no module 'no_such_package'"),
         ("/no/such/file.py:f", "no file /no/such/file.py"),

@@ -117,3 +117,14 @@ def test_a_local_folder_that_datasets_can_read(
 def test_a_missing_dataset_is_refused_without_a_traceback_of_another_library() -> None:
     with pytest.raises(DataError, match=r"cannot load the dataset 'no/where'.*"):
         hub.build(HubTask(path="no/where"))
+
+
+def test_a_loading_script_in_a_dataset_folder_is_not_run(tmp_path: Path) -> None:
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    (folder / "scripted.py").write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+    )
+    with pytest.raises(DataError, match="cannot load the dataset"):
+        hub.load_splits(str(folder), None)
+    assert not (tmp_path / "ran").exists()

@@ -27,6 +27,22 @@ from runs import SMALL, fingerprint, small_config
         ("algorithm.kl_unbiased=true", "kl_weight above 0"),
         ("rewards=[{name: correct, weight: 0}]", "at least one reward needs a weight"),
         ("task.kind=chess", "chess"),
+        (
+            "workers.token_env=AWS_SECRET_ACCESS_KEY",
+            "name begins with GROUPWISE_, since it is sent",
+        ),
+        (
+            "engine={kind: vllm, urls: ['http://a:1'], token_env: AWS_SECRET_ACCESS_KEY}",
+            "engine.token_env: must be a variable whose name begins with GROUPWISE_",
+        ),
+        (
+            "reference={kind: server, urls: ['http://a:1'], token_env: HOME}",
+            "reference.token_env: must be a variable whose name begins with GROUPWISE_",
+        ),
+        (
+            "rewards=[{name: judge, options: {key_variable: AWS_SECRET_ACCESS_KEY}}]",
+            "key_variable must be OPENAI_API_KEY or a variable whose name begins with GROUPWISE_",
+        ),
         ("steps", "must look like key=value"),
         ("steps.more=3", "steps is a value, not a block"),
     ],

@@ -174,10 +174,11 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
 def test_what_a_user_can_fix_is_said_once_and_not_tried_again(
     cluster: Cluster, tmp_path: pathlib.Path
 ) -> None:
-    tree = {**RUN, "rewards": ["no_such_file.py:reward"], "ray": {"workers": 1, "cpus": 1}}
+    task = {"kind": "jsonl", "path": "no_such_file.jsonl"}
+    tree = {**RUN, "task": task, "ray": {"workers": 1, "cpus": 1}}
     code, output = finish(cluster.start(tree, tmp_path / "wrong"))
     assert code == 2, output[-3000:]
-    assert "error: " in output and "no_such_file.py" in output
+    assert "error: " in output and "no_such_file.jsonl" in output
     assert not (tmp_path / "wrong" / "summary.json").exists()
 
 

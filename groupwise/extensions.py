@@ -1,0 +1,120 @@
+"""Code from outside: functions and classes named as `file.py:Name` or `package.module:Name`.
+
+What a user types or passes is theirs and runs as it is. What a recipe or a run folder names is
+somebody else's: groupwise.config.code asks for `--trust-code` first, and even then takes only what
+its author marked with `@groupwise.task` or `@groupwise.reward`, which `os:system` never is.
+"""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from groupwise.errors import ConfigError
+
+Code = TypeVar("Code", bound=Callable[..., Any])
+MARK = "__groupwise_extension__"
+
+
+def extension(kind: str) -> Callable[[Code], Code]:
+    """A decorator that marks a function or a class as made for groupwise, to be used as `kind`."""
+
+    def mark(code: Code) -> Code:
+        setattr(code, MARK, kind)
+        return code
+
+    return mark
+
+
+task = extension("task")
+reward = extension("reward")
+
+
+def is_marked(code: Any, kind: str) -> bool:
+    found = getattr(code, MARK, None)
+    return isinstance(found, str) and found == kind
+
+
+def load_object(reference: str, *, what: str) -> Callable[..., Any]:
+    """The function or class that `reference` names. Imports its module. `what` is for messages."""
+    place, _, name = reference.rpartition(":")
+    said = f"{what} {reference!r}"
+    if not place or not name.isidentifier():
+        raise ConfigError(f"{said} must look like file.py:name or package.module:name")
+    try:
+        module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+    except ConfigError as error:
+        raise ConfigError(f"{said}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{said}: importing {place} raised {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, name):
+        names = [other for other, value in vars(module).items() if callable(value)]
+        raise ConfigError(
+            f"{said}: {place} has no function or class {name!r}{nearest(name, names)}"
+        )
+    code = getattr(module, name)
+    if not callable(code):
+        raise ConfigError(f"{said} is a {type(code).__name__}, not a function or class")
+    return code
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def existing_file(file: Path) -> Path:
+    file = file.expanduser().resolve()
+    if not file.is_file():
+        others = [other.name for other in file.parent.glob("*.py")]
+        raise ConfigError(
+            f"there is no file {file}{nearest(file.name, others)}. "
+            "The path counts from the folder where the command is run"
+        )
+    return file
+
+
+def _named_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"there is no module {error.name!r}: install it, or write the path of a file "
+            "(my_file.py:name)"
+        ) from None
+
+
+def _file_module(file: Path) -> ModuleType:
+    """The file under its own name, as its neighbours and other processes import it too."""
+    file = existing_file(file)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that it hides no module of anyone else
+    try:
+        spec = importlib.util.find_spec(file.stem)
+    except (ImportError, ValueError):  # a dot in the name; a module that was made by hand
+        spec = None
+    if spec is not None and spec.origin and Path(spec.origin).resolve() == file:
+        return importlib.import_module(file.stem)
+    digest = hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()
+    name = f"{file.stem}_{digest}"  # its own belongs to another module
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
