@@ -2,7 +2,8 @@
 
 What a user types or passes is theirs and runs as it is. What a recipe or a run folder names is
 somebody else's: groupwise.config.code asks for `--trust-code` first, and even then takes only what
-its author marked with `@groupwise.task` or `@groupwise.reward`, which `os:system` never is.
+its author marked (with `@groupwise.task` or `@groupwise.reward`, or by deriving a class from
+`Surrogate`), which `os:system` never is.
 """
 
 import difflib
@@ -11,20 +12,34 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from groupwise.errors import ConfigError
 
-Code = TypeVar("Code", bound=Callable[..., Any])
+Marked = TypeVar("Marked", bound=Callable[..., Any])
 MARK = "__groupwise_extension__"
 
 
-def extension(kind: str) -> Callable[[Code], Code]:
+@dataclass(frozen=True)
+class Code:
+    """Beside a field's type: its value may name code. `path: Annotated[str, Code("task")]`"""
+
+    kind: str
+    """The decorator that marks such code, and the word for it in messages."""
+    unless: str | None = None
+    """What values begin with that have a colon too and are no code."""
+
+    def takes(self, value: str) -> bool:
+        return ":" in value and not (self.unless and value.startswith(self.unless))
+
+
+def extension(kind: str) -> Callable[[Marked], Marked]:
     """A decorator that marks a function or a class as made for groupwise, to be used as `kind`."""
 
-    def mark(code: Code) -> Code:
+    def mark(code: Marked) -> Marked:
         setattr(code, MARK, kind)
         return code
 
@@ -33,6 +48,16 @@ def extension(kind: str) -> Callable[[Code], Code]:
 
 task = extension("task")
 reward = extension("reward")
+
+
+BASES = {"surrogate": "Surrogate", "advantage": "AdvantageEstimator"}
+"""What is marked by the class that it is derived from."""
+
+
+def marking(kind: str) -> str:
+    """How to mark code as `kind`, for messages."""
+    base = BASES.get(kind)
+    return f"derive it from {base}" if base else f"write @groupwise.{kind} above it"
 
 
 def is_marked(code: Any, kind: str) -> bool:

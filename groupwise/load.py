@@ -104,6 +104,7 @@ def load_parts(
 
     `training`: for a run, which samples in workers where the recipe says so.
     """
+    config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
     task = task or build_task(config.task)
     chosen = list(rewards) if rewards is not None else find_rewards(config, task)
     scorer = Scorer(chosen, config.reward_timeout, config.on_reward_error)

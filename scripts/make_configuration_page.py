@@ -32,7 +32,7 @@ def section(title: str, model: type[BaseModel]) -> str:
 
 def blocks(name: str, annotation: object) -> list[str]:
     """A section for each block of settings, and after it those of the blocks inside."""
-    models = [model for model in _models_in(annotation) if model is not FromFile]
+    models = [model for model in _models_in(annotation) if not issubclass(model, FromFile)]
     parts: list[str] = []
     for model in models:
         several = len(models) > 1 and "kind" in model.model_fields

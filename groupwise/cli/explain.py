@@ -44,7 +44,7 @@ def explain(
     if name is not None and is_run(name):
         if overrides:
             raise ConfigError(f"a run's settings are fixed: leave out {overrides[0]}")
-        found = run_step(pathlib.Path(name), step, stored=stored)
+        found = run_step(pathlib.Path(name), step, stored=stored, trust_code=trust_code)
     elif step is not None or stored:
         raise ConfigError("--step and --stored are for a run folder; a recipe has its first step")
     else:
@@ -69,6 +69,7 @@ def replay(
         bool, typer.Option("--stored", help="Use stored log-probs; load no model.")
     ] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Write all of it here.")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """A stored step under another objective: what changes, token by token.
 
@@ -79,7 +80,7 @@ def replay(
     from groupwise.explain.step import run_step
     from groupwise.tracking.console import console
 
-    found = run_step(folder, step, stored=stored)
+    found = run_step(folder, step, stored=stored, trust_code=trust_code)
     compared = replay_step(found, settings or [])
     print_replay(compared, console, group)
     if json_file:

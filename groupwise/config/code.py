@@ -8,20 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from groupwise.errors import ConfigError
-from groupwise.extensions import is_marked, load_object
-
-
-@dataclass(frozen=True)
-class Code:
-    """Beside a field's type: its value may name code. `path: Annotated[str, Code("task")]`"""
-
-    kind: str
-    """The decorator that marks such code, and the word for it in messages."""
-    unless: str | None = None
-    """What values begin with that have a colon too and are no code."""
-
-    def takes(self, value: str) -> bool:
-        return ":" in value and not (self.unless and value.startswith(self.unless))
+from groupwise.extensions import Code, is_marked, load_object, marking
 
 
 @dataclass(frozen=True)
@@ -71,6 +58,6 @@ def check_code(
         if not is_marked(load_object(code.reference, what=code.setting), code.kind):
             raise ConfigError(
                 f"{file}: {code} is not marked as a {code.kind}. With --trust-code a file may name "
-                f"only functions that are: write @groupwise.{code.kind} above it, or name it on "
-                "the command line instead of in the file"
+                f"only what is: {marking(code.kind)}, or name it on the command line instead of in "
+                "the file"
             )

@@ -7,10 +7,10 @@ from pydantic import Field, field_validator, model_validator
 
 from groupwise.config.addresses import TokenVariable, check_key_variable, check_server_url
 from groupwise.config.base import Settings
-from groupwise.config.code import Code
 from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
 from groupwise.config.workers import WorkerSettings, staleness_in
+from groupwise.extensions import Code
 from groupwise.objective.objective import Objective
 from groupwise.types import Sampling
 

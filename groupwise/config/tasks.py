@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from groupwise.config.base import Settings
-from groupwise.config.code import Code
+from groupwise.extensions import Code
 
 
 class TaskSettings(Settings):

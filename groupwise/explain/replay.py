@@ -48,6 +48,7 @@ class Replay:
 def replay_step(step: Step, settings: Iterable[str]) -> Replay:
     changes = tuple(settings)
     config = _changed(step.config, changes)
+    config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
     weights = {reward.name: reward.weight for reward in config.rewards}
     if config.rollout.overlong_buffer:
         weights["overlong"] = 1.0

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from groupwise.batch import Batch
 from groupwise.config import Config
+from groupwise.config.code import check_code
 from groupwise.errors import RunFolderError
 from groupwise.explain.numbers import StepNumbers, token_numbers
 from groupwise.recipe import parse, read_yaml
@@ -99,9 +100,13 @@ def recipe_step(name: str, config: Config) -> Step:
         )
 
 
-def run_step(folder: pathlib.Path, number: int | None, *, stored: bool = False) -> Step:
+def run_step(
+    folder: pathlib.Path, number: int | None, *, stored: bool = False, trust_code: bool = False
+) -> Step:
     """Step `number` of a run (None: the last whose answers are stored)."""
     config = parse(read_yaml(folder / "config.yaml"))
+    check_code(config.algorithm, folder / "config.yaml", (), trust_code=trust_code)
+    config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
     number = _check_stored(folder, number)
     logged = next((row for row in read_metrics(folder) if row["step"] == number), {})
     groups = stored_groups(folder, number)

@@ -19,9 +19,13 @@ from pydantic import (
     Discriminator,
     SerializeAsAny,
     Tag,
+    ValidationError,
     WrapValidator,
     model_validator,
 )
+
+from groupwise.errors import ConfigError
+from groupwise.extensions import Code, load_object
 
 
 class Choice(BaseModel):
@@ -53,6 +57,19 @@ class FromFile(Choice):
 
     TAG: ClassVar[str] = "file.py:Class"
 
+    def load(self, base: type[Kind], setting: str) -> Kind:
+        """Runs the user's code."""
+        chosen = load_object(self.kind, what=setting)
+        if not (isinstance(chosen, type) and issubclass(chosen, base)):
+            raise ConfigError(f"{setting}={self.kind} must be a class derived from {base.__name__}")
+        try:
+            return chosen.model_validate(self.model_dump())
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
+            )
+            raise ConfigError(f"{setting}={self.kind}: {problems}") from None
+
 
 def known(base: type[Kind], package: str) -> dict[str, type[Kind]]:
     """The classes derived from `base` in the modules of a package, by their kind."""
@@ -65,7 +82,7 @@ def known(base: type[Kind], package: str) -> dict[str, type[Kind]]:
     return classes
 
 
-def one_of(base: type[Choice], classes: Mapping[str, type[Choice]]) -> Any:
+def one_of(base: type[Choice], role: str, classes: Mapping[str, type[Choice]]) -> Any:
     """The type of a setting that holds one of `classes`, or one from a file of the user's."""
 
     def tag(value: Any) -> str | None:
@@ -77,7 +94,10 @@ def one_of(base: type[Choice], classes: Mapping[str, type[Choice]]) -> Any:
             return value
         return handler({"kind": value} if isinstance(value, str) else value)
 
+    class OfRole(FromFile):
+        kind: Annotated[str, Code(role)] = ""
+
     members = [Annotated[item, Tag(kind)] for kind, item in classes.items()]
-    members.append(Annotated[FromFile, Tag(FromFile.TAG)])
+    members.append(Annotated[OfRole, Tag(FromFile.TAG)])
     union = Annotated[Union[tuple(members)], Discriminator(tag)]  # noqa: UP007
     return Annotated[SerializeAsAny[union], WrapValidator(validate)]

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from groupwise.objective.advantages import ADVANTAGES, AnyAdvantage
+from groupwise.errors import ConfigError
+from groupwise.objective.advantages import ADVANTAGES, AdvantageEstimator, AnyAdvantage
 from groupwise.objective.advantages.group import GroupAdvantage
-from groupwise.objective.choice import Choice
-from groupwise.objective.surrogates import SURROGATES, AnySurrogate
+from groupwise.objective.choice import Choice, FromFile
+from groupwise.objective.surrogates import SURROGATES, AnySurrogate, Surrogate
 from groupwise.objective.surrogates.clip import Clip
 
 
@@ -112,6 +113,24 @@ class Objective(BaseModel):
             f"mismatch_min {self.mismatch_min} must be below mismatch_max {self.mismatch_max}",
         )
         return self
+
+    def loaded(self) -> "Objective":
+        """With classes of the user's own in place of their names. Runs the user's code."""
+        loaded: dict[str, Choice] = {}
+        if isinstance(self.surrogate, FromFile):
+            loaded["surrogate"] = self.surrogate.load(Surrogate, "algorithm.surrogate")
+        if isinstance(self.advantage, FromFile):
+            loaded["advantage"] = self.advantage.load(AdvantageEstimator, "algorithm.advantage")
+        return self.model_copy(update=loaded) if loaded else self
+
+    def using(self, part: Choice) -> "Objective":
+        """With another surrogate or advantage estimator: an object, from Python."""
+        if not isinstance(part, Surrogate | AdvantageEstimator):
+            raise ConfigError(
+                f"algorithm must be a Surrogate or an AdvantageEstimator, not {type(part).__name__}"
+            )
+        name = "surrogate" if isinstance(part, Surrogate) else "advantage"
+        return self.model_copy(update={name: part})
 
     @property
     def needs_reference(self) -> bool:

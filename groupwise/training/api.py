@@ -15,6 +15,8 @@ from groupwise.distributed.join import joined
 from groupwise.distributed.world import ALONE, World
 from groupwise.errors import ConfigError
 from groupwise.load import Parts, describe, load_parts, make_reference
+from groupwise.objective.advantages import AdvantageEstimator
+from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
 from groupwise.rollout.vllm.engine import share_servers
@@ -68,13 +70,17 @@ def train(
     *,
     rewards: Sequence[Reward | Callable[..., Any]] | None = None,
     task: Task | None = None,
+    algorithm: Surrogate | AdvantageEstimator | None = None,
     quiet: bool = False,
 ) -> Result:
     """Train into the folder `out`; called again with the same config, go on where it stopped.
 
     Without `out` the folder is `default_folder(config)`: each config has one of its own.
-    `rewards` and `task` take functions and objects in place of the names in the config.
+    `rewards`, `task` and `algorithm` (a surrogate or an advantage estimator of your own) take
+    functions and objects in place of the names in the config.
     """
+    objective = config.algorithm if algorithm is None else config.algorithm.using(algorithm)
+    config = config.model_copy(update={"algorithm": objective.loaded()})
     check_plan(config)
     chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
     folder = default_folder(config) if out is None else pathlib.Path(out)

@@ -10,6 +10,6 @@ ADVANTAGES = known(AdvantageEstimator, __name__)
 if TYPE_CHECKING:
     AnyAdvantage = AdvantageEstimator
 else:
-    AnyAdvantage = one_of(AdvantageEstimator, ADVANTAGES)
+    AnyAdvantage = one_of(AdvantageEstimator, "advantage", ADVANTAGES)
 
 __all__ = ["ADVANTAGES", "AdvantageEstimator", "AnyAdvantage", "GroupRewards"]

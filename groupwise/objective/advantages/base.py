@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from groupwise.extensions import extension
 from groupwise.objective.choice import Choice
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class GroupRewards:
     """What `kl_in: reward` takes off, already in the total."""
 
 
+@extension("advantage")
 class AdvantageEstimator(Choice):
     """One number for every answer, from the rewards of its group."""
 

@@ -10,6 +10,6 @@ SURROGATES = known(Surrogate, __name__)
 if TYPE_CHECKING:
     AnySurrogate = Surrogate
 else:
-    AnySurrogate = one_of(Surrogate, SURROGATES)
+    AnySurrogate = one_of(Surrogate, "surrogate", SURROGATES)
 
 __all__ = ["SURROGATES", "AnySurrogate", "Surrogate", "Terms"]

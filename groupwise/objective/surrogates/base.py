@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from groupwise.extensions import extension
 from groupwise.objective.choice import Choice
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Terms:
     by it afterwards."""
 
 
+@extension("surrogate")
 class Surrogate(Choice):
     """The per-token loss, and what others need to know about it."""
 
