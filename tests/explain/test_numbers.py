@@ -101,7 +101,8 @@ def test_on_policy_a_push_is_minus_the_advantage_over_what_the_preset_divides_by
 
 def test_a_token_beyond_the_clip_range_is_marked_and_not_pushed() -> None:
     seen, config = moment()
-    place = next((g, a) for g, a in seen.scored if seen.groups[g].advantages[a] > 0)
+    better = [(g, a) for g, a in seen.scored if seen.groups[g].advantages[a] > 0]  # type: ignore
+    place = better[0]
     completion = seen.groups[place[0]].completions[place[1]]
     far = ([logprob + 1.0 for logprob in completion.logprobs], [0.5] * len(completion.tokens))
     seen = replace(seen, scored={**seen.scored, place: far})
