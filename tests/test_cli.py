@@ -67,7 +67,7 @@ def test_no_help_text_has_words_in_brackets_which_rich_would_swallow() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("cli") / "run"
     output = invoke("train", *QUICK, "--out", str(folder))
-    assert "held-out accuracy" in output
+    assert "held-out accuracy" in output and "groupwise view" in output
     return folder
 
 

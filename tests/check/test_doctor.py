@@ -11,7 +11,7 @@ from urllib.error import URLError
 import pytest
 from typer.testing import CliRunner
 
-from groupwise import doctor
+from groupwise.check import doctor
 from groupwise.check.doctor import Line, needed_extras
 from groupwise.cli.main import app
 from groupwise.errors import DataError
