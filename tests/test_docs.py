@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -89,15 +91,52 @@ def test_commands_shown_work(
 
 
 def test_the_configuration_page_is_up_to_date() -> None:
-    path = ROOT / "scripts" / "make_configuration_page.py"
-    spec = importlib.util.spec_from_file_location("make_configuration_page", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), f"run python {path.relative_to(ROOT)}"
+    module = script("make_configuration_page")
+    assert module.PAGE.read_text() == module.page(), "run python scripts/make_configuration_page.py"
 
 
 def test_links_between_pages_resolve() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages_of_nav() -> dict[str, list[str]]:
+    """The pages of the site by group, as mkdocs.yml has them; recipes by their first page."""
+    without_tags = re.sub(r"!!python/name:\S+", "", (ROOT / "mkdocs.yml").read_text())
+    groups: dict[str, list[str]] = {}
+    for group in yaml.safe_load(without_tags)["nav"]:
+        ((name, entries),) = group.items()
+        places = [next(iter(e.values())) if isinstance(e, dict) else e for e in entries]
+        groups[name] = [place[0] if isinstance(place, list) else place for place in places]
+    return groups
+
+
+def test_the_readme_and_the_first_page_list_the_pages_of_the_site() -> None:
+    nav = pages_of_nav()
+    assert list(nav) == ["Start", "Use", "Understand", "Operate"]
+    readme, first = (ROOT / "README.md").read_text(), (ROOT / "docs" / "index.md").read_text()
+    for group, pages in nav.items():
+        (row,) = re.findall(rf"^\| \*\*{group}\*\* \|.*$", readme, re.M)
+        assert re.findall(r"\]\(docs/([^)]+)\)", row) == pages
+        section = first.split(f"\n## {group}\n")[1].split("\n## ")[0]
+        assert set(re.findall(r"\]\(([^)]+)\)", section)) == set(pages) - {"index.md"}
+
+
+def test_links_to_source_files_become_text_on_the_site_or_lead_to_the_repository() -> None:
+    replace = script("docs_site").without_outside_links
+    link = "see [the loop](../../groupwise/errors.py)"
+    assert replace(link, "recipes/demo.md", None) == "see the loop"
+    assert replace(link, "recipes/demo.md", "https://host/me/it/") == (
+        "see [the loop](https://host/me/it/blob/main/groupwise/errors.py)"
+    )
+    for kept in ("[a page](../tasks.md)", "[gone](../../groupwise/nothing.py)"):
+        assert replace(kept, "recipes/demo.md", None) == kept
