@@ -101,6 +101,14 @@ def test_links_between_pages_resolve() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_source_files_that_pages_name_exist() -> None:
+    """By their path in the repository, or inside groupwise/."""
+    for page in PAGES:
+        for name in re.findall(r"(?<![\w/.~-])((?:[a-z_]+/)+[a-z_]+\.py)\b", page.read_text()):
+            there = [(folder / name).exists() for folder in (ROOT, ROOT / "groupwise")]
+            assert any(there), f"{page.name} names {name}, which does not exist"
+
+
 def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
