@@ -1,5 +1,5 @@
 # make demo    watch the embedded model learn (two CPU cores, a minute of training)
-# make test    set up, lint, type-check, run every fast test
+# make test    set up, lint, type-check, build the docs, run every fast test
 # make bench   groupwise and TRL side by side on this CPU (ten minutes or so)
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 VLLM_VENV := .venv-vllm
 VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt
 
-.PHONY: setup demo test browser vllm test-slow test-cluster bench lint types clean
+.PHONY: setup demo test browser vllm test-slow test-cluster bench lint types docs clean
 
 setup: $(VENV)/.core
 
@@ -34,7 +34,11 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/pyright
 
-test: lint types
+# The pages of docs/ as a site, in site/. Not --quiet: warnings that are not shown do not count for --strict.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test: lint types docs
 	$(BIN)/pytest -n 2 -m "not slow and not cluster and not gpu"
 
 # The viewer is tested in a browser: the system's, else Debian's package, else playwright's own. Without one
@@ -70,4 +74,4 @@ bench: $(VENV)/.dev
 		--prompt-tokens 100 --completion-tokens 64
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs
+	rm -rf $(VENV) $(VLLM_VENV) runs site

@@ -32,7 +32,11 @@ from sidebyside.settings import (
 )
 from sidebyside.table import HEAD, find, row, step_ratio, tables
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+HERE = pathlib.Path(__file__).parent
+RECORDS = HERE / "results"
+"""What the documentation and the tests rest on: tracked, and written only with --record."""
+MEASURED = HERE / "measured"
+"""What was measured here: ignored by git, read by nothing."""
 MODELS = ("smollm2", "shape:135m", "shape:0.5b", "shape:1.5b", "shape:3b", "shape:tiny")
 
 Job = tuple[str, list[Setting]]
@@ -55,7 +59,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", help=f"kinds, in order: {','.join(KINDS)}")
     parser.add_argument("--trl-batch", type=int, default=0, help="its micro-batch (0: largest)")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for a child process")
-    parser.add_argument("--json", type=pathlib.Path, help="default: in benchmarks/results/")
+    parser.add_argument("--json", type=pathlib.Path, help="default: in benchmarks/measured/")
+    parser.add_argument("--record", action="store_true", help="default: in benchmarks/results/")
     options = parser.parse_args(argv)
     if options.trl_batch and options.prompts * options.group % options.trl_batch:
         parser.error(f"--trl-batch must divide the {options.prompts * options.group} answers")
@@ -129,6 +134,14 @@ def jobs(kinds: Sequence[str], settings: Sequence[Setting], device: str) -> list
     return [(kind, [one]) for one in settings for kind in kinds if one in settings_of(kind)]
 
 
+def target(options: argparse.Namespace) -> pathlib.Path:
+    """The file that results go to: results/compare-cuda-shape-0_5b.json"""
+    name = options.model.replace(":", "-").replace(".", "_")
+    kind = "sweep" if options.sweep else "compare"
+    folder = RECORDS if options.record else MEASURED
+    return options.json or folder / f"{kind}-{options.device}-{name}.json"
+
+
 class Report:
     """Results so far: on the screen, and in a file that is whole after every measurement."""
 
@@ -170,10 +183,7 @@ def say(text: str) -> None:
 
 def main(argv: Sequence[str]) -> int:
     options = arguments(argv)
-    name = options.model.replace(":", "-").replace(".", "_")
-    kind = "sweep" if options.sweep else "compare"
-    path = options.json or RESULTS / f"{kind}-{options.device}-{name}.json"
-    report = Report(path, shlex.join(["python", "benchmarks/compare.py", *argv]))
+    report = Report(target(options), shlex.join(["python", "benchmarks/compare.py", *argv]))
     work = plan(options)
     machine = next(measured("machine", [work[0][1][0]], options.timeout))
     report.machine(machine if "why" not in machine else {"machine_failed": machine["why"]})
@@ -185,7 +195,7 @@ def main(argv: Sequence[str]) -> int:
                 last = result.setting
                 say(f"\n{last.describe()}\n{HEAD}")
             report.add(result)
-    say(f"\n{report.summary()}\n\nwritten to {path}")
+    say(f"\n{report.summary()}\n\nwritten to {report.path}")
     ratio = step_ratio(report.results)
     say("step ratio: " + ("not measured" if ratio is None else f"{ratio:.2f}"))
     return 0 if ratio is not None else 1

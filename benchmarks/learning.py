@@ -6,8 +6,9 @@
 
 gsm8k is `groupwise train best_small --preset quarter_hour`; sums is sums.yaml. TRL's side is the
 script that `groupwise export --to trl` writes, with a larger micro-batch. Every step becomes a
-line of benchmarks/results/learning-*.jsonl; every few steps the model answers the test problems,
-greedily, by the same code on both sides. That and loading do not count in `seconds`.
+line of OUT/learning-*.jsonl; every few steps the model answers the test problems, greedily, by the
+same code on both sides. That and loading do not count in `seconds`. `--out` is a folder that git
+ignores; to record a run for docs/learning.md, give `--out benchmarks/results`.
 """
 
 import argparse
@@ -198,7 +199,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--test-every", type=int, default=10, help="steps")
     parser.add_argument("--trl-batch", type=int, default=32, help="its micro-batch, in answers")
-    parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
+    parser.add_argument("--out", type=pathlib.Path, default=HERE / "measured")
     options = parser.parse_intermixed_args(argv)
     for seed in range(options.seeds):
         for side in [options.side] if options.side else SIDES:

@@ -192,7 +192,7 @@ def measure(config: Config) -> dict[str, Any]:
     ]
     problems = [Problem(str(i), text) for i, text in enumerate(texts)]
     prompted, _ = fit_prompts(problems, policy.tokenizer, limit)
-    task = Task("lengths", problems, [], [], None, lambda _: False, lambda _: None)
+    task = Task("lengths", problems, None, validation=[], test=[])
     scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
     engine = Watched(make_engine(policy, config), device)
     state = TrainState(policy, Optimizer(policy.model, config.optimizer, config.steps), None)

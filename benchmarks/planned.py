@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +30,21 @@ class Step:
         return self.plan.seconds["update"] + self.plan.seconds.get("optimizer", 0.0)
 
 
+def recorded(folder: pathlib.Path = RESULTS) -> list[pathlib.Path]:
+    """The JSON files of a folder that git tracks, so that a stray measurement changes nothing.
+
+    All of them where there is no repository, as in an unpacked archive.
+    """
+    command = ["git", "ls-files", "-z", "--", "*.json"]
+    listed = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if listed.returncode != 0:
+        return sorted(folder.glob("*.json"))
+    return sorted(folder / name for name in listed.stdout.split("\0") if name)
+
+
 def compared_steps() -> Iterator[Step]:
-    """groupwise's own steps in what compare.py wrote."""
-    for path in sorted(RESULTS.glob("*.json")):
+    """groupwise's own steps in the records of compare.py."""
+    for path in recorded():
         record = json.loads(path.read_text())
         if "peak" not in record:
             continue

@@ -1,4 +1,4 @@
-"""Pictures of benchmark results: `python benchmarks/plots.py` draws all of benchmarks/results/.
+"""Pictures of benchmark results: `python benchmarks/plots.py` draws every record.
 
 A comparison becomes one picture of stacked bars per setting, a sweep one of lines, a long run one
 of its steps. They go to docs/images/, where docs/benchmarks.md shows them.
@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 
+from planned import recorded
 from sidebyside.floor import floor_seconds
 from sidebyside.settings import Measurement, Peak, Setting, Size, measurement_from
 
@@ -117,7 +118,7 @@ def _save(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 if __name__ == "__main__":
-    there = [path for path in ROOT.glob("results/*.json") if not path.stem.startswith("memory")]
+    there = [path for path in recorded() if not path.stem.startswith("memory")]
     chosen = [pathlib.Path(name) for name in sys.argv[1:]] or sorted(there)
     for source in chosen:
         for picture in draw(source, IMAGES):

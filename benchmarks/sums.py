@@ -28,11 +28,11 @@ def task() -> Task:
     return Task(
         "sums",
         problems["train"],
-        problems["validation"],
-        problems["test"],
         correct,
-        formatted,
-        first_line,
+        validation=problems["validation"],
+        test=problems["test"],
+        formatted=formatted,
+        extract=first_line,
     )
 
 

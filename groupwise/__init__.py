@@ -51,8 +51,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load on first use: reading a config must not cost the import of torch."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+if not TYPE_CHECKING:  # a type checker that sees it believes in every name
+
+    def __getattr__(name: str) -> Any:
+        """Load on first use: reading a config must not cost the import of torch."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)

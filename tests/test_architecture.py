@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 from pydantic import BaseModel
 
 from groupwise.config import Config
@@ -13,64 +14,75 @@ from groupwise.recipe import _models_in
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "groupwise"
 
-# From the top: a module may import from its own layer and from those below, never from above.
-LAYERS = [
-    ["cli", "__init__", "__main__"],
-    ["check", "compare", "explain", "interop", "pairs", "sample", "view"],
-    ["training"],
-    ["load"],
-    ["evaluate"],
-    ["rollout"],
-    ["reward_models"],
-    ["serve"],
-    ["policy"],
-    ["distributed"],
-    ["tasks"],
-    ["rewards"],
-    ["tracking"],
-    ["diagnose"],
-    ["recipe", "tiny_run"],
-    ["config"],
-    ["objective"],
-    ["batch"],
-    ["packing"],
-    ["types"],
-    ["extensions"],
-    ["errors"],
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from make_architecture_page import (  # noqa: E402
+    LAYERS,
+    PAGE,
+    direct,
+    imports,
+    module_of,
+    page,
+    uses,
+)
 
 
 def modules() -> list[pathlib.Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def layer(path: pathlib.Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(path: pathlib.Path) -> set[str]:
-    """Layers that a file imports at its top level."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("groupwise."):
-            found.add(str(node.module).split(".")[1])
-    return found
-
-
 def test_imports_point_downward() -> None:
     upward = [
         f"{path.relative_to(ROOT)} imports groupwise.{used}"
         for path in modules()
-        for used in imports(path)
-        if LEVEL[used] < LEVEL[layer(path)]
+        for used in imports(path.read_text())
+        if LAYERS.index(used) < LAYERS.index(module_of(path))
     ]
-    assert not upward
+    assert not upward, "imports point downward in LAYERS of scripts/make_architecture_page.py"
 
 
-def test_every_module_has_a_layer_and_a_docstring() -> None:
+def test_every_module_has_one_layer() -> None:
+    assert len(LAYERS) == len(set(LAYERS))
+    assert {module_of(path) for path in modules()} == set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from groupwise.batch import Rows",
+        "import groupwise.batch",
+        "from groupwise import batch",
+        "def f():\n    from groupwise.batch import Rows",
+        "if TYPE_CHECKING:\n    import groupwise.batch as b",
+        "load('groupwise.batch')",
+        "PLACE = {'rows': 'groupwise.batch:Rows'}",
+    ],
+)
+def test_imports_are_seen_wherever_they_stand(source: str) -> None:
+    assert imports(source) == {"batch"}
+
+
+def test_what_is_no_import_is_not_taken_for_one() -> None:
+    assert imports("from groupwise import __version__") == {"__init__"}
+    assert imports("import torch\nprint('see groupwise.batch for more')") == set()
+
+
+def test_the_page_shows_the_imports_that_there_are() -> None:
+    assert PAGE.read_text() == page(), "run python scripts/make_architecture_page.py"
+
+
+def test_the_picture_leaves_out_only_what_can_be_reached_through_another_module() -> None:
+    used, shown = uses(), direct(uses())
+    for module in reversed(LAYERS):
+        reached = set(shown[module]).union(*(used[below] for below in shown[module]))
+        while more := set().union(*(used[below] for below in reached)) - reached:
+            reached |= more
+        assert used[module] <= reached, module
+        assert set(shown[module]) <= used[module]
+
+
+def test_every_file_has_a_docstring() -> None:
     for path in modules():
-        assert layer(path) in LEVEL, path
         text = path.read_text()
         assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path}: no docstring"
 

@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
+from rich.text import Text
+from typer.main import get_command
 from typer.testing import CliRunner
 
+import groupwise
 from groupwise.cli.main import app
 from groupwise.recipe import list_recipes, load_recipe
 from runs import SMALL
@@ -25,11 +30,44 @@ def invoke(*words: str) -> str:
     return result.output
 
 
+def test_the_version_and_the_shell_completion_can_be_asked_for() -> None:
+    assert invoke("--version") == f"groupwise {groupwise.__version__}\n"
+    assert "--install-completion" in invoke("--help")
+
+
+def test_help_says_what_is_used_where_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    commands = {
+        "view": ("(runs)", "(8642, or a free one)"),
+        "export": ("(RUN/export, RUN/export_TO.py)",),
+        "explain": ("(the last stored)", "(most spread)"),
+        "train": ("(runs/RECIPE)",),
+    }
+    for command, defaults in commands.items():
+        output = invoke(command, "--help")
+        for default in defaults:
+            assert f"[default: {default}]" in output, output
+
+
+def test_no_help_text_has_words_in_brackets_which_rich_would_swallow() -> None:
+    """Help is rich markup: "[default: x]" inside it never reaches the screen."""
+
+    def texts(command: Any) -> Iterator[str]:
+        yield command.help or ""
+        for parameter in command.params:
+            yield getattr(parameter, "help", None) or ""
+        for inner in getattr(command, "commands", {}).values():
+            yield from texts(inner)
+
+    swallowed = [text for text in texts(get_command(app)) if Text.from_markup(text).plain != text]
+    assert not swallowed
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("cli") / "run"
     output = invoke("train", *QUICK, "--out", str(folder))
-    assert "held-out accuracy" in output
+    assert "held-out accuracy" in output and "groupwise view" in output
     return folder
 
 

@@ -7,11 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -19,6 +21,18 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
     fences = re.split(r"^```(.*)$", page.read_text(), flags=re.M)
     opened = zip(fences[1::4], fences[2::4], strict=True)  # every other fence closes
     return [text for found, text in opened if found == language]
+
+
+def write_files(page: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    """Snippets that begin with `# name.py` become that file; the others are returned."""
+    snippets: list[str] = []
+    for text in blocks(page, "python"):
+        named = re.match(r"\n# (\w+\.py)\n", text)
+        if named:
+            (folder / named[1]).write_text(text)
+        else:
+            snippets.append(text)
+    return snippets
 
 
 def lane(page: pathlib.Path) -> list[pytest.MarkDecorator]:
@@ -31,7 +45,7 @@ def lane(page: pathlib.Path) -> list[pytest.MarkDecorator]:
     [pytest.param(p, marks=lane(p), id=p.name) for p in PAGES if blocks(p, "python")],
 )
 def test_python_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    code = "\n".join(blocks(page, "python"))
+    code = "\n".join(write_files(page, tmp_path))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
@@ -46,7 +60,7 @@ def commands(page: pathlib.Path) -> list[str]:
 # Servers do not end: tests/view/test_view_command.py, tests/serve/test_reference_runs.py and
 # tests/rollout/test_worker_runs.py run those that are shown.
 SHOWN = [
-    pytest.param(page.name, line, marks=lane(page))
+    pytest.param(page, line, marks=lane(page), id=f"{page.name}-{line}")
     for page in PAGES
     for line in commands(page)
     if not line.startswith(("groupwise view", "groupwise serve"))
@@ -65,13 +79,14 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.mark.parametrize(("page", "command"), SHOWN)
 def test_commands_shown_work(
-    page: str, command: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+    page: pathlib.Path, command: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> None:
     """With files as the text describes them, and few steps."""
     if " runs/demo" in command and not command.startswith("groupwise train"):
         shutil.copytree(request.getfixturevalue("demo_run"), tmp_path / "runs" / "demo")
     lines = [f'{{"prompt": "What is {i}+{i}?", "answer": "{2 * i}"}}' for i in range(60)]
     (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    write_files(page, tmp_path)
     (tmp_path / "my_rewards.py").write_text(
         "def short(completions, **columns):\n    return [-len(t) / 100 for t in completions]\n"
     )
@@ -89,15 +104,60 @@ def test_commands_shown_work(
 
 
 def test_the_configuration_page_is_up_to_date() -> None:
-    path = ROOT / "scripts" / "make_configuration_page.py"
-    spec = importlib.util.spec_from_file_location("make_configuration_page", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.PAGE.read_text() == module.page(), f"run python {path.relative_to(ROOT)}"
+    module = script("make_configuration_page")
+    assert module.PAGE.read_text() == module.page(), "run python scripts/make_configuration_page.py"
 
 
 def test_links_between_pages_resolve() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_source_files_that_pages_name_exist() -> None:
+    """By their path in the repository, or inside groupwise/."""
+    for page in PAGES:
+        for name in re.findall(r"(?<![\w/.~-])((?:[a-z_]+/)+[a-z_]+\.py)\b", page.read_text()):
+            there = [(folder / name).exists() for folder in (ROOT, ROOT / "groupwise")]
+            assert any(there), f"{page.name} names {name}, which does not exist"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages_of_nav() -> dict[str, list[str]]:
+    """The pages of the site by group, as mkdocs.yml has them; recipes by their first page."""
+    without_tags = re.sub(r"!!python/name:\S+", "", (ROOT / "mkdocs.yml").read_text())
+    groups: dict[str, list[str]] = {}
+    for group in yaml.safe_load(without_tags)["nav"]:
+        ((name, entries),) = group.items()
+        places = [next(iter(e.values())) if isinstance(e, dict) else e for e in entries]
+        groups[name] = [place[0] if isinstance(place, list) else place for place in places]
+    return groups
+
+
+def test_the_readme_and_the_first_page_list_the_pages_of_the_site() -> None:
+    nav = pages_of_nav()
+    assert list(nav) == ["Start", "Use", "Understand", "Operate"]
+    readme, first = (ROOT / "README.md").read_text(), (ROOT / "docs" / "index.md").read_text()
+    for group, pages in nav.items():
+        (row,) = re.findall(rf"^\| \*\*{group}\*\* \|.*$", readme, re.M)
+        assert re.findall(r"\]\(docs/([^)]+)\)", row) == pages
+        section = first.split(f"\n## {group}\n")[1].split("\n## ")[0]
+        assert set(re.findall(r"\]\(([^)]+)\)", section)) == set(pages) - {"index.md"}
+
+
+def test_links_to_source_files_become_text_on_the_site_or_lead_to_the_repository() -> None:
+    replace = script("docs_site").without_outside_links
+    link = "see [the loop](../../groupwise/errors.py)"
+    assert replace(link, "recipes/demo.md", None) == "see the loop"
+    assert replace(link, "recipes/demo.md", "https://host/me/it/") == (
+        "see [the loop](https://host/me/it/blob/main/groupwise/errors.py)"
+    )
+    for kept in ("[a page](../tasks.md)", "[gone](../../groupwise/nothing.py)"):
+        assert replace(kept, "recipes/demo.md", None) == kept

@@ -33,7 +33,7 @@ def measure(setting: Setting, kind: str) -> Measurement:
     policy = make_policy(model, tokenizer, config.batch.layout)
     problems = [Problem(str(i), text) for i, text in enumerate(models.prompts(setting, tokenizer))]
     prompted, _ = fit_prompts(problems, tokenizer, config.rollout.max_prompt_tokens)
-    task = Task("lengths", problems, [], [], None, _never, _nothing)
+    task = Task("lengths", problems, None, validation=[], test=[])
     scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
     engine = Counted(make_engine(policy, config))
     compiled = config.compiles_training
@@ -117,11 +117,3 @@ class StepLog:
 
     def close(self) -> None:
         pass
-
-
-def _never(completion: str) -> bool:
-    return False
-
-
-def _nothing(text: str) -> None:
-    return None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from groupwise import __version__
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.recipe import parse, parse_file, read_yaml
@@ -16,12 +17,30 @@ app = typer.Typer(
     "groupwise train demo steps=20        a recipe with overrides\n\n"
     "groupwise eval runs/demo             held-out accuracy of what you trained",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 reward_app = typer.Typer(help="Rewards and reward models.", no_args_is_help=True)
 app.add_typer(reward_app, name="reward")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"groupwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_before_the_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print it and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """What may stand between `groupwise` and a command; the callback above does the work."""
+
 
 Words = Annotated[
     list[str] | None,

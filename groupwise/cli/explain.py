@@ -11,10 +11,12 @@ from groupwise.errors import ConfigError, RunFolderError
 from groupwise.recipe import DEFAULT, load_recipe
 
 StepNumber = Annotated[
-    int | None, typer.Option("--step", help="A run's step [default: the last stored].", min=1)
+    int | None,
+    typer.Option("--step", help="A run's step.", show_default="the last stored", min=1),
 ]
 GroupNumber = Annotated[
-    int | None, typer.Option("--group", help="Show this group [default: most spread].", min=1)
+    int | None,
+    typer.Option("--group", help="Show this group.", show_default="most spread", min=1),
 ]
 
 
@@ -90,7 +92,7 @@ def replay(
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(help="A run folder, finished or not.")],
-    out: Annotated[str | None, typer.Option(help="File [default: RUN/report.html].")] = None,
+    out: Annotated[str | None, typer.Option(help="File.", show_default="RUN/report.html")] = None,
 ) -> None:
     """A run on one self-contained page: curves, before and after, answers, settings.
 

@@ -14,7 +14,9 @@ def export(
     model: Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model folder.")],
     out: Annotated[
         str | None,
-        typer.Option(help="Folder, or script with --to [default: RUN/export, RUN/export_TO.py]."),
+        typer.Option(
+            help="Folder, or script with --to.", show_default="RUN/export, RUN/export_TO.py"
+        ),
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Add the adapter into the weights.")

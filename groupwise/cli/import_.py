@@ -12,7 +12,9 @@ from groupwise.errors import ConfigError
 @app.command("import")
 def import_settings(
     file: Annotated[str, typer.Argument(help="A TRL GRPOConfig: YAML or JSON.")],
-    out: Annotated[str | None, typer.Option(help="Recipe [default: FILE-recipe.yaml].")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Recipe.", show_default="FILE-recipe.yaml")
+    ] = None,
 ) -> None:
     """A TRL GRPOConfig becomes a recipe; says what has no counterpart and which defaults differ.
 

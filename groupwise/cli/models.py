@@ -43,7 +43,7 @@ def evaluate(
 def sample(
     model: Annotated[str, typer.Argument(help="A run folder, a model folder, a hub id, tiny ...")],
     prompt: Annotated[
-        str | None, typer.Argument(help="A question (default: held-out ones).")
+        str | None, typer.Argument(help="A question.", show_default="held-out ones")
     ] = None,
     n: Annotated[int, typer.Option(help="Answers (or problems, without a prompt).", min=1)] = 4,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,

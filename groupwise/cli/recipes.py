@@ -41,7 +41,8 @@ def check(
         str | None, typer.Option(help="Another model, or a shape to plan for: shape:8b.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Plan for this GPU: h100, rtx4090, ... [default: this one].")
+        str | None,
+        typer.Option(help="Plan for this GPU: h100, rtx4090, ...", show_default="this one"),
     ] = None,
     gpus: Annotated[int, typer.Option(help="Plan for so many of them.", min=1)] = 1,
     trust_code: TrustCode = False,

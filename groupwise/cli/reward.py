@@ -62,7 +62,8 @@ def reward_fit(
         str, typer.Option(help="A model to start from, or tiny-encoder: from scratch.")
     ] = "tiny-encoder",
     tokenizer: Annotated[
-        str | None, typer.Option(help="tiny-encoder: whose tokens it reads [default: the run's].")
+        str | None,
+        typer.Option(help="tiny-encoder: whose tokens it reads.", show_default="the run's"),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longer texts are cut.", min=16)] = None,
     validation: Annotated[float, typer.Option(help="Share of problems held out.")] = 0.15,

@@ -15,7 +15,9 @@ Port = Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)]
 Token = Annotated[
     str | None,
     typer.Option(
-        envvar="GROUPWISE_TOKEN", help="What askers must know [default: a random one, printed]."
+        envvar="GROUPWISE_TOKEN",
+        help="What askers must know.",
+        show_default="a random one, printed",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]

@@ -15,7 +15,7 @@ from groupwise.errors import ConfigError
 @app.command()
 def train(
     words: Words = None,
-    out: Annotated[str | None, typer.Option(help="Run folder (default: runs/RECIPE).")] = None,
+    out: Annotated[str | None, typer.Option(help="Run folder.", show_default="runs/RECIPE")] = None,
     preset: Preset = None,
     tiny: Tiny = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,

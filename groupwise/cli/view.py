@@ -14,12 +14,17 @@ from groupwise.cli.app import app
 def view(
     runs: Annotated[
         list[pathlib.Path] | None,
-        typer.Argument(metavar="[RUN]...", help="Run folders, or folders of them [default: runs]."),
+        typer.Argument(
+            metavar="[RUN]...", help="Run folders, or folders of them.", show_default="runs"
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="[default: 8642, or a free one].", min=0, max=65535)
+        int | None,
+        typer.Option(
+            help="Port to listen on.", show_default="8642, or a free one", min=0, max=65535
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Only print the address.")
     ] = False,

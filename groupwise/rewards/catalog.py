@@ -34,7 +34,7 @@ BUILTIN = {
     "code_output": "groupwise.rewards.code:code_output",
     "code_tests": "groupwise.rewards.code:code_tests",
     "judge": "groupwise.rewards.judge:judge",
-    "gym": "groupwise.tasks.gym:score",
+    "gym": "groupwise.rewards.gym:score",
 }
 
 TASKS_OWN = ("correct", "format")

@@ -7,35 +7,91 @@ They live at module level, so that a worker process can import them.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from groupwise.errors import ConfigError, DataError
 from groupwise.types import Problem
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
+class OutOfTrain(tuple[Problem, ...]):
+    """Stands for a split that is not given: its problems are taken out of `train`."""
+
+
+def not_blank(completion: str) -> bool:
+    """The form of an answer where no prompt asks for an <answer> tag: any text at all."""
+    return bool(completion.strip())
+
+
 @dataclass(frozen=True)
 class Task:
-    """Task("sums", train, validation, test, correct=is_right, formatted=has_tags, extract=number)
+    """Task("sums", problems, is_right)
 
     def is_right(completion: str, answer: str) -> bool: ...    # `answer` is a column of the problem
+
+    Without `validation` or `test`, one problem in ten goes from `train` to each, by a hash.
     """
 
     name: str
     train: Sequence[Problem]
-    validation: Sequence[Problem]
-    test: Sequence[Problem]
     correct: Callable[..., Any] | None
     """Whether an answer is right (None: nobody can tell; rewards alone decide)."""
-    formatted: Callable[..., Any]
+    _: KW_ONLY
+    validation: Sequence[Problem] = OutOfTrain()
+    test: Sequence[Problem] = OutOfTrain()
+    formatted: Callable[..., Any] = not_blank
     """Whether an answer has the form that the prompt asks for."""
-    extract: Callable[[str], str | None]
+    extract: Callable[[str], str | None] = str.strip
     """The final answer in a text, in a form that equal answers share; None where there is none."""
     solve: Callable[[Problem], str | None] | None = None
     """A right final answer to a problem, for tests of rewards (None: its column `answer`)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"a Task's name must be text, not {self.name!r}")
+        for split in SPLITS:
+            _check_problems(self.name, split, getattr(self, split))
+        for field, optional in _FUNCTIONS.items():
+            _check_function(self.name, field, getattr(self, field), optional)
+        given: dict[Split, list[Problem]] = {
+            split: list(getattr(self, split))
+            for split in SPLITS
+            if not isinstance(getattr(self, split), OutOfTrain)
+        }
+        if len(given) < len(SPLITS):
+            for split, problems in fill_splits(self.name, given).items():
+                object.__setattr__(self, split, problems)
+
+
+_FUNCTIONS = {"correct": True, "formatted": False, "extract": False, "solve": True}
+"""The functions of a task, and whether None may stand in their place."""
+
+
+def _check_problems(name: str, split: Split, problems: Any) -> None:
+    example = 'groupwise.Problem("3+4", "3+4=", {"answer": "7"})'
+    if isinstance(problems, str) or not isinstance(problems, Sequence):
+        raise DataError(
+            f"task {name}: {split} must be a list of problems such as {example}, "
+            f"not a {type(problems).__name__}"
+        )
+    for position, problem in enumerate(problems):
+        if not isinstance(problem, Problem):
+            raise DataError(
+                f"task {name}: {split}[{position}] is a {type(problem).__name__}, "
+                f"but must be a problem such as {example}"
+            )
+
+
+def _check_function(name: str, field: str, value: Any, optional: bool) -> None:
+    if not callable(value) and not (optional and value is None):
+        raise ConfigError(
+            f"task {name}: {field} must be a function{' or None' if optional else ''}, "
+            f"not a {type(value).__name__}"
+        )
 
 
 def split_of(key: str) -> Split:
@@ -45,3 +101,43 @@ def split_of(key: str) -> Split:
     """
     bucket = hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 10
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
+
+
+def fill_splits(
+    name: str, problems: Mapping[Split, list[Problem]], *, seed: int = 0
+) -> dict[Split, list[Problem]]:
+    """All three splits: those given as they are, the missing ones out of train.
+
+    A hash of the question decides, so equal questions stay together and a problem stays in its
+    split when more are added. Only where there are so few that a split would stay empty, each
+    missing one gets one question, in the order of the hash.
+    """
+    missing: list[Split] = [split for split in SPLITS if split not in problems]
+    # Seed 0 adds nothing to the key: the split is then that of the question alone.
+    salt = f"{seed}/" if seed else ""
+    keys = {problem.id: salt + question(problem) for problem in problems["train"]}
+    ordered = sorted(set(keys.values()), key=lambda key: hashlib.sha256(key.encode()).digest())
+    if len(ordered) <= len(missing):
+        raise DataError(
+            f"{name} has {len(ordered)} different prompts, too few to hold any out for "
+            f"{' and '.join(missing) or 'evaluation'}: add problems, or give these splits yourself "
+            "(as validation.jsonl and test.jsonl beside train.jsonl, or as arguments of Task)"
+        )
+    where: dict[str, Split] = {key: split_of(key) for key in ordered}
+    where = {key: split for key, split in where.items() if split in missing}
+    if len(where) == len(ordered) or set(where.values()) != set(missing):
+        where = dict(zip(ordered, missing, strict=False))
+    filled: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
+    for problem in problems["train"]:
+        filled[where.get(keys[problem.id], "train")].append(problem)
+    for split in SPLITS:
+        if split != "train" and split in problems:
+            filled[split] = problems[split]
+    return filled
+
+
+def question(problem: Problem) -> str:
+    """What is asked, without the system prompt: changing that must not move a row's split."""
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return "\n".join(turn["content"] for turn in problem.prompt if turn["role"] != "system")

@@ -12,8 +12,7 @@ from groupwise.config import DatasetTask
 from groupwise.rewards.answers import TAIL, final_answer, same_answer
 from groupwise.rewards.quantities import last_number
 from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import Split, Task
-from groupwise.tasks.jsonl import fill_splits
+from groupwise.tasks.base import Split, Task, fill_splits
 from groupwise.types import Message, Problem
 
 LETTERS = "ABCDEFGHIJ"

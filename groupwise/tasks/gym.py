@@ -2,27 +2,18 @@
 
 reasoning-gym generates the problems and judges the answers; answers are asked for in tags. Equal
 questions are one problem, and a hash of the question says which split it is in, so the splits are
-disjoint. A problem carries only its index: the judge generates it again, with all that
-reasoning-gym knows about it.
-
-`correct` is full marks. The reward `gym` is the score itself, with its partial credit.
-
-Some of these tasks pass the answer to Python's `eval` or to sympy's parser, which evaluates too.
-Model output is hostile, so for those an answer must first look like what they expect: a list of
-plain values, or a formula of numbers, single letters and named functions without high powers.
+disjoint. `groupwise.rewards.gym` judges: `correct` is full marks, the reward `gym` is the score
+itself, with its partial credit.
 """
 
-import inspect
 import json
-import re
-import sys
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from groupwise.config import GymTask
-from groupwise.errors import ConfigError, DataError, MissingExtraError
-from groupwise.rewards.tags import tag_content, think_answer_format
+from groupwise.errors import DataError
+from groupwise.rewards.gym import correct, dataset_of, extract
+from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks.base import SPLITS, Split, Task, split_of
 from groupwise.tasks.generated import DEFAULT_TRAIN_SIZE
 from groupwise.types import Problem
@@ -31,21 +22,6 @@ ASK = (
     "Work it out in <think> </think>, then give the final answer alone in <answer> </answer>, "
     "in exactly the form that was asked for."
 )
-MAX_ANSWER = 4000
-MAX_FORMULA = 300
-
-_LITERAL = re.compile(r"[\w\s,.\[\]'\"#+-]*", re.ASCII)
-_FORMULA = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
-_NAME = re.compile(r"[A-Za-z_]+")
-_FUNCTION_NAMES = "sin cos tan exp log ln sqrt asin acos atan sinh cosh tanh Abs pi"
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
-_ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]")
-_POWER = re.compile(r"\*\*|\^")
-_LOW_POWER = re.compile(  # one or two digits, or a fraction of such, and no power of a power
-    r"(?:\*\*|\^)\s?(?:\(\s?-?\s?[0-9]{1,2}(?:\s?/\s?[0-9]{1,2})?\s?\)|-?[0-9]{1,2}(?![0-9.]))"
-    r"(?!\s?(?:\*\*|\^))"
-)
-_OF_PARENTHESES = re.compile(r"\)\s*(?:\*\*|\^)")
 
 
 def build(settings: GymTask) -> Task:
@@ -76,60 +52,9 @@ def build(settings: GymTask) -> Task:
     )
 
 
-def correct(completion: str, gym: Mapping[str, Any]) -> bool:
-    """Whether reasoning-gym gives the answer full marks."""
-    return score(completion, gym) >= 1.0
-
-
-def score(completion: str, gym: Mapping[str, Any]) -> float:
-    """reasoning-gym's own score of the answer, from 0 to 1."""
-    given = extract(completion)
-    if given is None:
-        return 0.0
-    options = json.dumps(gym["options"], sort_keys=True)
-    dataset = _dataset(gym["name"], gym["seed"], gym["size"], options)
-    if not harmless(given, _evaluates(type(dataset).__module__)):
-        return 0.0
-    entry = _entry(gym["name"], gym["seed"], gym["size"], options, gym["index"])
-    try:
-        return min(max(float(dataset.score_answer(given, entry)), 0.0), 1.0)
-    except Exception:  # whatever its parser raises on odd text: that is not the right answer
-        return 0.0
-
-
-def formatted(completion: str) -> bool:
-    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
-    return think_answer_format(completion)
-
-
-def extract(completion: str) -> str | None:
-    """What stands in the only <answer> pair; None where there is nothing, or too much."""
-    content = (tag_content(completion, "answer") or "").strip()
-    return content if 0 < len(content) <= MAX_ANSWER else None
-
-
-def harmless(answer: str, evaluated_as: str | None) -> bool:
-    """Whether an answer may be given to a judge that evaluates it as a "literal" or a "formula"."""
-    if evaluated_as is None:
-        return True
-    if "__" in answer:
-        return False
-    if evaluated_as == "literal":
-        return _LITERAL.fullmatch(answer) is not None
-    names = [name for name in _NAME.findall(answer) if len(name) > 1]
-    return (
-        len(answer) <= MAX_FORMULA
-        and _FORMULA.fullmatch(answer) is not None
-        and _FUNCTIONS.issuperset(names)
-        and not _ATTRIBUTE.search(answer)
-        and len(_POWER.findall(answer)) == len(_LOW_POWER.findall(answer))
-        and len(_OF_PARENTHESES.findall(answer)) <= 2
-    )
-
-
 def _draw(settings: GymTask, wanted: Mapping[Split, int], size: int) -> dict[Split, list[Problem]]:
     problems: dict[Split, list[Problem]] = {split: [] for split in SPLITS}
-    dataset = _dataset(
+    dataset = dataset_of(
         settings.name, settings.seed, size, json.dumps(settings.options, sort_keys=True)
     )
     seen: set[str] = set()
@@ -167,34 +92,6 @@ def _problem(settings: GymTask, question: str, answer: Any, size: int, index: in
     )
 
 
-@lru_cache(32)
-def _dataset(name: str, seed: int, size: int, options: str) -> Any:
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise MissingExtraError("reasoning-gym", "gym") from error
-    if name not in DATASETS:
-        import difflib
-
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(DATASETS))}"
-        raise ConfigError(f"reasoning-gym has no task {name!r}; {hint}")
-    try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=size, **json.loads(options))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"task.options of reasoning-gym's {name}: {error}") from error
-
-
-@lru_cache(4096)
-def _entry(name: str, seed: int, size: int, options: str, index: int) -> Any:
-    return _dataset(name, seed, size, options)[index]
-
-
-@lru_cache(256)
-def _evaluates(module: str) -> str | None:
-    """How the tasks of a module evaluate answers, by a look at its code; None if they do not."""
-    source = inspect.getsource(sys.modules[module])
-    if "sympy" in source and "parse_expr(" in source:
-        return "formula"
-    return "literal" if re.search(r"\beval\(", source) else None
+def formatted(completion: str) -> bool:
+    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
+    return think_answer_format(completion)

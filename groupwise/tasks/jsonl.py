@@ -5,14 +5,11 @@ answer column; all other columns travel along to the rewards. The answer is also
 as text, whatever its column is called. A conversation that ends with an assistant's turn is
 continued from there, as TRL does: that turn becomes the prefill.
 
-Splits that the user did not make are taken from train by a hash of the question, so equal questions
-stay together and a row stays in its split when the file grows. Only where a file is so small that
-this leaves a split empty, each gets one question, in the order of the hash. Files that the user
-split are taken as they are.
+Files that the user split are taken as they are; splits that are missing are taken out of train (see
+`groupwise.tasks.base.fill_splits`).
 """
 
 import difflib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from groupwise.config import JsonlTask
 from groupwise.errors import DataError
 from groupwise.rewards.answers import canonical_answer, correct
 from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import SPLITS, Split, Task, split_of
+from groupwise.tasks.base import SPLITS, Split, Task, fill_splits, not_blank
 from groupwise.types import Message, Problem
 
 
@@ -74,46 +71,6 @@ def task_of(name: str, rows: Mapping[Split, Sequence[Row]], settings: JsonlTask)
 def tagged(completion: str) -> bool:
     """The form of an answer where a prompt asks for an <answer> tag."""
     return think_answer_format(completion)
-
-
-def not_blank(completion: str) -> bool:
-    """The form of an answer where no prompt asks for an <answer> tag: any text at all."""
-    return bool(completion.strip())
-
-
-def fill_splits(
-    name: str, problems: Mapping[Split, list[Problem]], *, seed: int = 0
-) -> dict[Split, list[Problem]]:
-    """All three splits: those given as they are, the missing ones out of train by hash."""
-    missing: list[Split] = [split for split in SPLITS if split not in problems]
-    # Seed 0 adds nothing to the key: the split is then that of the question alone.
-    salt = f"{seed}/" if seed else ""
-    keys = {problem.id: salt + question(problem) for problem in problems["train"]}
-    ordered = sorted(set(keys.values()), key=lambda key: hashlib.sha256(key.encode()).digest())
-    if len(ordered) <= len(missing):
-        raise DataError(
-            f"{name} has {len(ordered)} different prompts, too few to hold any out for "
-            f"{' and '.join(missing) or 'evaluation'}: add rows, or use a folder with "
-            "train.jsonl, validation.jsonl and test.jsonl"
-        )
-    where: dict[str, Split] = {key: split_of(key) for key in ordered}
-    where = {key: split for key, split in where.items() if split in missing}
-    if len(where) == len(ordered) or set(where.values()) != set(missing):
-        where = dict(zip(ordered, missing, strict=False))
-    filled: dict[Split, list[Problem]] = {"train": [], "validation": [], "test": []}
-    for problem in problems["train"]:
-        filled[where.get(keys[problem.id], "train")].append(problem)
-    for split in SPLITS:
-        if split != "train" and split in problems:
-            filled[split] = problems[split]
-    return filled
-
-
-def question(problem: Problem) -> str:
-    """What is asked, without the system prompt: changing that must not move a row's split."""
-    if isinstance(problem.prompt, str):
-        return problem.prompt
-    return "\n".join(turn["content"] for turn in problem.prompt if turn["role"] != "system")
 
 
 def _texts(problem: Problem) -> Iterator[str]:

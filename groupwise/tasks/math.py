@@ -12,9 +12,9 @@ from pathlib import Path
 from groupwise.config import MathTask
 from groupwise.errors import DataError
 from groupwise.rewards.answers import boxed_answer, canonical_answer, correct
-from groupwise.tasks.base import Split, Task
+from groupwise.tasks.base import Split, Task, fill_splits
 from groupwise.tasks.files import read_dataset, text_column
-from groupwise.tasks.jsonl import Row, fill_splits, read_rows
+from groupwise.tasks.jsonl import Row, read_rows
 from groupwise.types import Message, Problem
 
 log = logging.getLogger("groupwise")

@@ -208,8 +208,7 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
             f"report in {run.path / 'report.html'}",
             highlight=False,
         )
-        further = f"groupwise sample {run.path}   groupwise explain {run.path}"
-        console.print(f"look further:  {further}", highlight=False)
+        console.print(f"look at it:  groupwise view {run.path}", highlight=False)
     return Result(run.path, summary)
 
 

@@ -9,8 +9,11 @@ from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_urlsafe
 
-from groupwise.errors import ConfigError, MissingExtraError
+import uvicorn
+
+from groupwise.errors import ConfigError
 from groupwise.view.catalog import Catalog
+from groupwise.view.server import Viewer, build_app
 
 USUAL_PORT = 8642
 
@@ -19,12 +22,6 @@ def serve(
     paths: Sequence[Path], host: str, port: int | None, announce: Callable[[str], None]
 ) -> None:
     """Serve the runs; `announce` is given the address once it answers. Returns when stopped."""
-    try:
-        import uvicorn
-
-        from groupwise.view.server import Viewer, build_app
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(error.name or "starlette", "view") from error
     viewer = Viewer(Catalog(paths))
     token = token_urlsafe(24)
     listening = _listen(host, port)

@@ -59,6 +59,15 @@ def test_both_sides_do_the_same_work_and_the_results_say_so(tmp_path: pathlib.Pa
     assert "groupwise / floor" in done.stdout
 
 
+def test_only_what_is_to_be_recorded_goes_where_the_records_are() -> None:
+    plain, kept = (compare.arguments(words) for words in ([], ["--record"]))
+    assert compare.target(plain) == BENCHMARKS / "measured" / "compare-cpu-smollm2.json"
+    assert compare.target(kept) == BENCHMARKS / "results" / "compare-cpu-smollm2.json"
+    command = ["git", "check-ignore", "--quiet", str(compare.target(plain))]
+    ignored = subprocess.run(command, cwd=BENCHMARKS)
+    assert ignored.returncode == 0
+
+
 def test_a_child_that_takes_too_long_costs_only_its_own_results() -> None:
     (line,) = measured("groupwise", [SETTING], timeout=0.5)
     failure = measurement_from(line)

@@ -216,8 +216,8 @@ def test_gravest_first() -> None:
 
 
 def test_answers_by_older_weights_are_no_disagreement_until_the_policy_outruns_them() -> None:
-    old = {"staleness": always(1.0)}
-    assert "sampler_gap" not in found(healthy_run(sampler_gap=always(0.3), **old))
-    outrun = found(healthy_run(sampler_gap=always(0.9), **old))["sampler_gap"]
+    old = always(1.0)
+    assert "sampler_gap" not in found(healthy_run(sampler_gap=always(0.3), staleness=old))
+    outrun = found(healthy_run(sampler_gap=always(0.9), staleness=old))["sampler_gap"]
     assert "0.900 on average" in outrun.evidence and "1.0 updates old" in outrun.evidence
     assert "workers.max_staleness=0" in outrun.advice

@@ -29,7 +29,12 @@ def test_three_steps_have_the_losses_of_the_package(tmp_path: pathlib.Path) -> N
     )
     held_out = problems[:4]
     task = Task(
-        "sums", problems, held_out, held_out, example.correct, example.well_formed, lambda t: t
+        "sums",
+        problems,
+        example.correct,
+        validation=held_out,
+        test=held_out,
+        formatted=example.well_formed,
     )
     config = parse(
         {

@@ -177,7 +177,7 @@ def test_the_real_wheel_becomes_a_model_that_loads_and_talks(cache: Path) -> Non
     from groupwise.types import Problem
 
     folder = smollm2.from_wheel(cache / "smollm2")
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     question = {"role": "user", "content": "What is the capital of France?"}
     prompt = prompt_tokens(Problem("france", (question,)), tokenizer)

@@ -38,8 +38,9 @@ def bert(labels: int = 1, seed: int = 0) -> BertForSequenceClassification:
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=128, num_labels=labels,
+        intermediate_size=32, max_position_embeddings=128,
     )  # fmt: skip
+    config.num_labels = labels
     model = BertForSequenceClassification(config)
     with torch.no_grad():
         for parameter in model.parameters():  # the initial 0.02 makes every answer alike

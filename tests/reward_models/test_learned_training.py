@@ -12,6 +12,7 @@ from groupwise.reward_models.examples import Examples, label
 from groupwise.reward_models.fit import FitSettings, fit, measure
 from groupwise.reward_models.model import Kind, new_reward_model, save_reward_model
 from groupwise.rollout.collect import sample_groups
+from groupwise.tasks.base import Split
 from groupwise.training.api import train
 from runs import SMALL, fingerprint, small_config
 
@@ -23,8 +24,9 @@ def labelled() -> tuple[Examples, Examples]:
     """Answers to training problems and to held-out ones, judged by the task."""
     config = load_recipe("demo", DEMO)
     halves = []
+    counts: dict[Split, int] = {"train": 100, "validation": 40}
     with load_parts(config) as parts:
-        for split, count in (("train", 100), ("validation", 40)):
+        for split, count in counts.items():
             groups = sample_groups(
                 parts.problems[split][:count], parts.engine, parts.policy, config.rollout.sampling,
                 group_size=8, seed=0, step="labelled",

@@ -1,6 +1,7 @@
 """A group's answers at spread temperatures: each is drawn and scored at its own."""
 
 import pathlib
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_the_trainer_scores_each_answer_at_the_temperature_it_was_drawn_at(layou
 def test_the_middle_answer_is_the_one_that_a_single_temperature_gives() -> None:
     policy = random_policy("llama")
     engine = NativeEngine(policy, 8)
-    settings = {"group_size": 3, "seed": 1, "step": 0}
+    settings: dict[str, Any] = {"group_size": 3, "seed": 1, "step": 0}
     plain = sample_groups(PROMPTED, engine, policy, Sampling(max_tokens=9), **settings)
     spread = sample_groups(
         PROMPTED, engine, policy, Sampling(max_tokens=9), **settings, temperatures=(0.5, 1.5)

@@ -19,6 +19,7 @@ def test_a_problem_carries_its_expression_and_exact_answer():
     problem = arithmetic.problem_of("23+48-16*2")
     assert problem.id == "arithmetic/23+48-16*2"
     assert problem.columns == {"expression": "23+48-16*2", "answer": "39"}
+    assert not isinstance(problem.prompt, str)
     (message,) = problem.prompt
     assert message["role"] == "user" and "23+48-16*2?" in message["content"]
 

@@ -20,7 +20,7 @@ def not_empty(completion):
 
 def doubles(count=3):
     made = [Problem(str(i), f"2*{i}=", {"answer": str(2 * i)}) for i in range(count)]
-    return Task("doubles", made, made[:1], made[:1], right, not_empty, str.strip)
+    return Task("doubles", made, right, validation=made[:1], test=made[:1], formatted=not_empty)
 
 def nothing():
     return 7

@@ -142,7 +142,7 @@ def test_worked_examples_come_from_the_start_and_are_not_trained_on(folder: Path
 
 
 def test_hashes_are_asked_for_shown_and_judged(tmp_path: Path) -> None:
-    marked = {"question": "q?", "answer": "2 * 9 = <<2*9=18>>18\n#### 18"}
+    marked: dict[str, object] = {"question": "q?", "answer": "2 * 9 = <<2*9=18>>18\n#### 18"}
     write(tmp_path / "data", "train.jsonl", [marked, *rows("train", 5)])
     write(tmp_path / "data", "test.jsonl", rows("test", 2))
     settings = Gsm8kTask(

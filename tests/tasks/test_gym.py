@@ -7,10 +7,10 @@ import pytest
 from groupwise.config import GymTask
 from groupwise.errors import ConfigError, DataError
 from groupwise.recipe import parse
+from groupwise.rewards import gym
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.tasks import gym
 from groupwise.tasks.catalog import build_task
 
 

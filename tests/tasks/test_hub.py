@@ -100,7 +100,7 @@ def test_no_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_local_folder_that_datasets_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "sums"
     folder.mkdir()
     for split, count in (("train", 40), ("test", 7)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from groupwise.config import JsonlTask
 from groupwise.errors import DataError
 from groupwise.tasks import jsonl
-from groupwise.tasks.base import Task, split_of
+from groupwise.tasks.base import Task, fill_splits, split_of
 from groupwise.types import Problem
 
 
@@ -140,10 +140,10 @@ def test_every_split_gets_problems_from_three_different_prompts_up(prompts: list
     problems = [Problem(str(i), text) for i, text in enumerate(prompts)]
     if len(set(prompts)) < 3:
         with pytest.raises(DataError, match="too few to hold any out for validation and test"):
-            jsonl.fill_splits("data", {"train": problems})
+            fill_splits("data", {"train": problems})
         return
 
-    splits = jsonl.fill_splits("data", {"train": problems})
+    splits = fill_splits("data", {"train": problems})
 
     assert all(splits.values())
     assert sorted(p.id for split in splits.values() for p in split) == sorted(

@@ -3,6 +3,7 @@ import json
 import logging
 import pathlib
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: pathlib.Path) -
 
 
 def test_saved_models_load_anywhere(finished: pathlib.Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(finished / "model")
+    model: Any = AutoModelForCausalLM.from_pretrained(finished / "model")
     tokenizer = AutoTokenizer.from_pretrained(finished / "model")
     messages = [{"role": "user", "content": "What is 2+2?"}]
     tokens = tokenizer.apply_chat_template(

@@ -12,8 +12,8 @@ from http.cookiejar import CookieJar
 
 import pytest
 
-from groupwise.errors import ConfigError, MissingExtraError
-from groupwise.view.serve import _listen, host_names, is_loopback, serve
+from groupwise.errors import ConfigError
+from groupwise.view.serve import _listen, host_names, is_loopback
 from viewer_runs import make_run
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "viewer.md"
@@ -57,14 +57,6 @@ def test_no_run_is_a_message_and_exit_code_2(tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: no run under runs") and "Traceback" not in done.stderr
-
-
-def test_without_the_extra_the_message_is_how_to_install_it(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(MissingExtraError, match=r"uvicorn .* pip install 'groupwise\[view\]'"):
-        serve([make_run(tmp_path / "run")], "127.0.0.1", 0, print)
 
 
 def test_a_taken_port_is_a_message_unless_nobody_asked_for_it(

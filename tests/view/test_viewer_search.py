@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,7 @@ def test_a_search_over_all_steps_goes_on_where_it_stopped(
     monkeypatch.setattr(scan, "PAGE", 3)
     browser, found, place = client(run), [], [0, 0]
     calls = 0
+    page: dict[str, Any] = {}
     while place is not None:
         params = {"q": "e", "step": place[0], "group": place[1]}
         page = browser.get(f"{api(run)}/search", params=params).json()

@@ -1,6 +1,8 @@
 """Plans against steps that were measured: memory within a tenth, time within a factor."""
 
 import dataclasses
+import pathlib
+import subprocess
 
 import pytest
 from measured_steps import Step, planned
@@ -22,6 +24,14 @@ def test_memory_is_within_a_tenth(step: Step) -> None:
 def test_seconds_are_within_a_factor_of_one_and_a_half(step: Step) -> None:
     assert 1 / 1.5 < step.plan.seconds["sampling"] / step.sampling < 1.5
     assert 1 / 1.5 < step.planned_update / step.update < 1.5
+
+
+def test_a_measurement_that_nobody_recorded_is_not_read(tmp_path: pathlib.Path) -> None:
+    for name in ("recorded.json", "stray.json"):
+        (tmp_path / name).write_text("{}")
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "add", "recorded.json"], cwd=tmp_path, check=True)
+    assert planned.recorded(tmp_path) == [tmp_path / "recorded.json"]
 
 
 def test_there_is_something_to_compare_with() -> None:
