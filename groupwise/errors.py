@@ -47,3 +47,12 @@ class Interrupted(Exception):
 
 class RankLost(Exception):
     """Another process of the run is gone. The command line prints the message and exits with 1."""
+
+
+def quoted(text: str, length: int = 200) -> str:
+    """A quoted text without control characters, of bounded length, to be part of a message."""
+    if len(text) <= length:
+        return ascii(text) if not text.isprintable() else repr(text)
+    half = length // 2
+    head, tail = quoted(text[:half], length), quoted(text[-half:], length)
+    return f"{head} … {tail} ({len(text)} characters)"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from groupwise.config import AnyTask, Config
 from groupwise.errors import ConfigError
+from groupwise.secrets import without_secrets
 from groupwise.tiny_run import tiny as made_tiny
 
 DEFAULT = "demo"
@@ -169,8 +170,12 @@ def parse(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
 
 
 def write_config(config: Config, path: pathlib.Path) -> None:
-    """The resolved config, presets expanded: reading it back gives an equal Config."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved config, presets expanded; reading it back gives an equal Config.
+
+    Except for secrets, which are masked: the recipe has them, a run folder may be given away.
+    """
+    settings = without_secrets(config.model_dump(mode="json"))
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

@@ -34,7 +34,7 @@ LAYERS = [
     ["config"],
     ["objective"],
     ["types"],
-    ["errors"],
+    ["errors", "secrets"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

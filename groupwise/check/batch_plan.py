@@ -5,6 +5,7 @@ import yaml
 from groupwise.batch import BatchPlan
 from groupwise.config import Config
 from groupwise.load import Parts, describe, describe_workers
+from groupwise.secrets import without_secrets
 from groupwise.tracking.console import console
 
 
@@ -41,5 +42,5 @@ def print_plan(name: str, parts: Parts) -> None:
 
 
 def print_settings(config: Config) -> None:
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    text = yaml.safe_dump(without_secrets(config.model_dump(mode="json")), sort_keys=False)
     console.print(text, highlight=False, markup=False)

@@ -51,6 +51,8 @@ class Signature:
     takes_any: bool
     """It has **keywords, so every column goes in."""
     asynchronous: bool
+    seconds: float = 0.0
+    """The time limit that the function declares for itself; the longer one counts."""
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -66,7 +68,23 @@ class Signature:
         return self.takes_any or name in self.required or name in self.optional
 
 
-def signature_of(function: Callable[..., Any]) -> Signature:
+TimeLimit = Callable[[Mapping[str, Any]], float]
+"""The seconds that one answer may take, from the reward's options."""
+
+
+def declares_time_limit(limit: TimeLimit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For a reward that has limits of its own, such as those of its attempts to reach a server."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__dict__["time_limit"] = limit
+        return function
+
+    return declare
+
+
+def signature_of(
+    function: Callable[..., Any], options: Mapping[str, Any] | None = None
+) -> Signature:
     """How to call it. Raises RewardError for a function that is no reward."""
     name = getattr(function, "__name__", repr(function))
     try:
@@ -98,6 +116,7 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         takes_any=takes_any,
         asynchronous=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
+        seconds=limit(options or {}) if (limit := getattr(function, "time_limit", None)) else 0.0,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from groupwise.errors import RewardError
+from groupwise.errors import RewardError, quoted
 from groupwise.rewards.adversaries import (
     FORMS,
     Candidate,
@@ -28,7 +28,7 @@ from groupwise.rewards.adversaries import (
     wrong_answer,
 )
 from groupwise.rewards.base import weighted
-from groupwise.rewards.scorer import Scorer, shortened
+from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
 
 PROBLEMS = 8
@@ -168,7 +168,7 @@ def flaw_lines(report: Report, most: int = 5) -> list[str]:
     """The first few flaws in words, with the text that did it."""
     return [
         f"{flaw.kind}: {flaw.reward:.3f} against {flaw.right_reward:.3f} on {flaw.problem}: "
-        f"{shortened(flaw.text, 200)}"
+        f"{quoted(flaw.text)}"
         for flaw in report.flaws[:most]
     ]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.rewards.base import Score, Signature
+from groupwise.secrets import masked
 
 CAPACITY = 65536
 """Answers that a board has room for: what one call may be asked to score."""
@@ -254,9 +255,9 @@ def _settled(returned: Any) -> Any:
 def _what_happened(error: BaseException, function: Callable[..., Any]) -> str:
     """The exception and the line of the user's file that it comes from."""
     if isinstance(error, NotAScore):
-        return str(error)
+        return masked(str(error))
     try:
-        text = str(error)
+        text = masked(str(error))
     except Exception:
         text = "(its message cannot be shown)"
     text = " ".join(text.split())

@@ -204,7 +204,7 @@ class InThread:
         self._answers = Answers([], [], [])
 
     def load(self, function: Callable[..., Any], options: Mapping[str, Any]) -> Signature:
-        signature = signature_of(function)
+        signature = signature_of(function, options)
         self._rewards.append(Loaded(function, signature, dict(options)))
         return signature
 

@@ -60,7 +60,7 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
 def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
     try:
         function = load(wanted.reference)
-        signature = signature_of(function)
+        signature = signature_of(function, wanted.options)
     except BaseException as error:
         return Refused(str(error))
     rewards.append(Loaded(function, signature, wanted.options))

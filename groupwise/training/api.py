@@ -18,6 +18,7 @@ from groupwise.load import Parts, describe, load_parts, make_reference
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
 from groupwise.rollout.vllm.engine import share_servers
+from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
@@ -238,7 +239,7 @@ def _tracker_makers(
         makers["console"] = lambda: LiveConsole(config.steps, step)
     if tracking.tensorboard:
         makers["tensorboard"] = lambda: TensorBoard(run.path / "events", step)
-    settings = config.model_dump(mode="json")
+    settings = without_secrets(config.model_dump(mode="json"))
     for service in ("trackio", "wandb"):
         if getattr(tracking, service):
             makers[service] = lambda service=service: Service(

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import pytest
 
 import some_rewards
-from groupwise.errors import RewardError
+from groupwise.errors import RewardError, quoted
 from groupwise.rewards import call
 from groupwise.rewards.base import Reward
-from groupwise.rewards.scorer import Scorer, shortened
+from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
 
 FILE = Path(some_rewards.__file__)
@@ -369,9 +369,9 @@ def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
 
 
 def test_completions_are_shown_short_and_without_control_characters() -> None:
-    assert shortened("a\x1b[31mb\n") == r"'a\x1b[31mb\n'"
-    assert shortened("naïve") == "'naïve'"
-    long = shortened("x" * 1_000_000 + "end")
+    assert quoted("a\x1b[31mb\n") == r"'a\x1b[31mb\n'"
+    assert quoted("naïve") == "'naïve'"
+    long = quoted("x" * 1_000_000 + "end")
     assert len(long) < 350 and long.endswith("end' (1000003 characters)")
 
 
