@@ -1,4 +1,4 @@
-"""Secrets are masked in every text that is shown, logged or kept: errors, run folders, cards, reports.
+"""Secrets are masked in every text that is shown, logged or kept: errors, run folders, reports.
 
 What counts as one: the value of an environment variable whose name says so (OPENAI_API_KEY,
 HF_TOKEN), a setting or a query parameter whose name says so, the user and password of an address,
@@ -20,14 +20,14 @@ _NAME = (
     r"|credentials?|authorization|cookie|signature"
     r"|(?:access|api|auth|bearer|hf|id|refresh|session)[_-]?token)"
 )
-_IS_SECRET = re.compile(rf"{_NAME}|token", re.IGNORECASE)
+_IS_SECRET = re.compile(rf"{_NAME}|token", re.I)
 _IS_SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
 _FORMS = (
     # http://user:password@host
     (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^/?#\s\"'<>]*@"), rf"\1{MASK}@"),
-    (re.compile(rf"([?&;](?:{_NAME}|key|token|sig)=)[^&#\s\"'<>]+", re.IGNORECASE), rf"\1{MASK}"),
-    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1 {MASK}"),
-    (re.compile(rf"\b({_NAME}[\"']?\s*[:=]\s*[\"']?)[\w.~+/=-]{{8,}}", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(rf"([?&;](?:{_NAME}|key|token|sig)=)[^&#\s\"'<>]+", re.I), rf"\1{MASK}"),
+    (re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.I), rf"\1 {MASK}"),
+    (re.compile(rf"\b({_NAME}[\"']?\s*[:=]\s*[\"']?)[\w.~+/=-]{{8,}}", re.I), rf"\1{MASK}"),
     (
         re.compile(
             r"\b(?:(?:sk|pk|rk|nvapi|xox[abprs])-[\w-]{16,}|(?:hf|gh[pousr]|github_pat)_\w{16,}"

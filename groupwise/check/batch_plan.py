@@ -1,6 +1,7 @@
 """What a recipe says, in words: model, task, rewards, batch, objective."""
 
 import yaml
+from rich.markup import escape
 
 from groupwise.batch import BatchPlan
 from groupwise.config import Config
@@ -38,7 +39,7 @@ def print_plan(name: str, parts: Parts) -> None:
     if config.workers.apart:
         lines["workers"] = describe_workers(config)
     for key, text in lines.items():
-        console.print(f"[bold]{key:<10}[/] {text}", highlight=False)
+        console.print(f"[bold]{key:<10}[/] {escape(text)}", highlight=False)
 
 
 def print_settings(config: Config) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from groupwise.errors import RewardError, quoted
@@ -149,12 +150,13 @@ def solve_problems(
 
 
 def bench_table(report: Report, title: str) -> Table:
-    table = Table(title=f"{title} ({report.problems} problems, form: {report.form})")
+    heading = f"{title} ({report.problems} problems, form: {report.form})"
+    table = Table(title=escape(heading))
     for name in ("answer", ""):
         table.add_column(name)
     names = list(report.lines[0].scores)
     for name in (*names, "reward", "beats right"):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for line in report.lines:
         numbers = [line.scores[name] for name in names]
         verdict = f"[bold red]{line.beats} of {line.answers}[/]" if line.beats else ""

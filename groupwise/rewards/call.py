@@ -5,6 +5,7 @@ function hangs or takes its process down, and the parent can tell which answer i
 """
 
 import asyncio
+import copy
 import inspect
 import math
 import mmap
@@ -19,6 +20,9 @@ from groupwise.secrets import masked
 
 CAPACITY = 65536
 """Answers that a board has room for: what one call may be asked to score."""
+
+LARGEST_SCORE = 1e12
+"""Beyond it a sum of squares leaves the range of float32, in which advantages are computed."""
 
 _UNSCORED = math.inf  # no score is infinite, and none is NaN, so both are free to mean something
 _NOTHING_TO_SAY = math.nan
@@ -173,11 +177,11 @@ def _whole_batch(
 
 def _arguments(reward: Loaded, answers: Answers, index: int) -> dict[str, Any]:
     accepts = reward.signature.accepts
-    arguments = {n: v for n, v in answers.columns[index].items() if accepts(n)}
+    arguments = {n: _own_copy(v) for n, v in answers.columns[index].items() if accepts(n)}
     arguments.update(reward.options)
     arguments["completion"] = answers.completions[index]
     if accepts("prompt"):
-        arguments["prompt"] = answers.prompts[index]
+        arguments["prompt"] = _own_copy(answers.prompts[index])
     return arguments
 
 
@@ -186,13 +190,13 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
     columns = [answers.columns[index] for index in picked]
     names = {name: None for line in columns for name in line}  # a dict keeps their order
     arguments: dict[str, Any] = {
-        name: [line.get(name) for line in columns] for name in names if accepts(name)
+        name: _own_copy([line.get(name) for line in columns]) for name in names if accepts(name)
     }
     arguments.update(reward.options)
     prompts = [answers.prompts[index] for index in picked]
     texts = [answers.completions[index] for index in picked]
     if accepts("prompts"):
-        arguments["prompts"] = prompts
+        arguments["prompts"] = _own_copy(prompts)
     if reward.signature.names_groups:
         arguments["group_ids"] = [answers.groups[index] for index in picked]
     arguments["completions"] = [
@@ -200,6 +204,16 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     return arguments
+
+
+def _own_copy(value: Any) -> Any:
+    """What a function does to its arguments must not be seen by the rewards after it."""
+    if isinstance(value, str | int | float | None):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # an open file, a lock: only functions of this process are given such
+        return value
 
 
 def as_score(value: Any) -> Score:
@@ -215,6 +229,8 @@ def as_score(value: Any) -> Score:
             raise NotAScore("returned an integer that is too large for a float") from None
     if not math.isfinite(value):
         raise NotAScore(f"returned {value}")
+    if abs(value) > LARGEST_SCORE:
+        raise NotAScore(f"returned {value:g}, which is beyond {LARGEST_SCORE:g}")
     return value
 
 

@@ -113,7 +113,7 @@ async def judge(
     answer to judge. `key_variable` names the environment variable with the key, if one is needed.
     `cache_folder`: where replies are kept (None: with groupwise's other files; "": nowhere).
     `request` holds further fields of the request, such as {"max_completion_tokens": 800}.
-    `seconds`, `retries` and `patience` are explained above; `reward_timeout` does not cut them short.
+    `reward_timeout` does not cut `seconds`, `retries` and `patience` short.
     """
     folder = default_folder() if cache_folder is None else Path(cache_folder).expanduser()
     server = Server(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from groupwise.errors import RewardError, quoted
 from groupwise.rewards.base import Reward, Score, Signature, check_arguments
-from groupwise.rewards.call import CAPACITY, Answers, Call
+from groupwise.rewards.call import CAPACITY, LARGEST_SCORE, Answers, Call
 from groupwise.rewards.isolation import InThread, Place, Worker, importable
 from groupwise.types import Problem
 
@@ -206,7 +206,8 @@ class Scorer:
         if what.startswith("did not return"):
             return f"make the function faster, raise reward_timeout (now {self.timeout:g} s)"
         if what.startswith("returned"):
-            return "return one finite number for each completion (None: does not apply)"
+            limit = f"from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
+            return f"return one number {limit} for each completion (None: does not apply)"
         if "its process" in what:
             return "find what ends the process when the function is called on this text"
         return "handle such text in the function"

@@ -106,7 +106,7 @@ def run_to_the_end(
     config = parts.config
     run.rewind(state.step)
     if not quiet:
-        console.print(describe(config, parts.policy), highlight=False)
+        console.print(describe(config, parts.policy), highlight=False, markup=False)
     if state.step or state.before:
         log.info("resuming %s after step %d", run.path, state.step)
     if not state.before:
@@ -200,9 +200,10 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
             f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
             f"report in {run.path / 'report.html'}",
             highlight=False,
+            markup=False,
         )
         further = f"groupwise sample {run.path}   groupwise explain {run.path}"
-        console.print(f"look further:  {further}", highlight=False)
+        console.print(f"look further:  {further}", highlight=False, markup=False)
     return Result(run.path, summary)
 
 
