@@ -56,3 +56,8 @@ def quoted(text: str, length: int = 200) -> str:
     half = length // 2
     head, tail = quoted(text[:half], length), quoted(text[-half:], length)
     return f"{head} … {tail} ({len(text)} characters)"
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """The text as it is where it is short and printable, else quoted."""
+    return text if len(text) <= length and text.isprintable() else quoted(text, length)

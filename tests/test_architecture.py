@@ -30,7 +30,7 @@ LAYERS = [
     ["rewards"],
     ["tracking"],
     ["diagnose"],
-    ["recipe", "tiny_run"],
+    ["recipe", "strict_yaml", "tiny_run"],
     ["config"],
     ["objective"],
     ["types"],

@@ -1,5 +1,6 @@
 """Where the command line begins: every command is registered, errors become exit codes."""
 
+import errno
 import importlib
 import logging
 import os
@@ -8,7 +9,7 @@ import sys
 from rich.logging import RichHandler
 
 from groupwise.cli.app import app
-from groupwise.errors import GroupwiseError, Interrupted, RankLost
+from groupwise.errors import GroupwiseError, Interrupted, RankLost, shortened
 from groupwise.secrets import masked
 
 # Importing a module adds its commands to the application: the order here is that of the help.
@@ -18,6 +19,11 @@ COMMANDS = (
 )  # fmt: skip
 for name in COMMANDS:
     importlib.import_module(f"groupwise.cli.{name}")
+
+
+# Of a file or folder that the user named: nothing of ours is called so or lies there.
+USERS_TO_FIX = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR,
+                errno.ELOOP, errno.EROFS)  # fmt: skip
 
 
 def _mask(record: logging.LogRecord) -> bool:
@@ -36,6 +42,12 @@ def main() -> None:
         app(standalone_mode=True)
     except GroupwiseError as error:
         print(f"error: {masked(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in USERS_TO_FIX or error.filename is None:
+            raise
+        name = masked(shortened(str(error.filename)))
+        print(f"error: cannot use {name}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)

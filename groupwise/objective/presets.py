@@ -9,11 +9,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from groupwise.errors import quoted
+
 
 class Objective(BaseModel):
     """What GRPO optimises: ratio x surrogate x aggregation x advantage x KL x corrections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     preset: str = "grpo"
     """The named starting point; every other field here can override a part of it."""
@@ -94,8 +98,9 @@ class Objective(BaseModel):
         if not isinstance(data, Mapping):
             return data
         name = data.get("preset", "grpo")
-        if name not in PRESETS:
-            raise ValueError(f"unknown preset {name!r}; there are: {', '.join(PRESETS)}")
+        if not isinstance(name, str) or name not in PRESETS:
+            shown = quoted(str(name))
+            raise ValueError(f"unknown preset {shown}; there are: {', '.join(PRESETS)}")
         return {**PRESETS[name], **data}
 
     @model_validator(mode="after")
