@@ -24,6 +24,9 @@ Score = float | None
 """None: the reward has nothing to say about this answer, which then counts without it."""
 
 
+_CHECK, _SECONDS = "__groupwise_check__", "__groupwise_seconds__"
+
+
 @dataclass(frozen=True)
 class Reward:
     """Reward("brief", "my_rewards.py:brief", weight=0.1, options={"limit": 200})
@@ -51,8 +54,6 @@ class Signature:
     takes_any: bool
     """It has **keywords, so every column goes in."""
     asynchronous: bool
-    seconds: float = 0.0
-    """The time limit that the function declares for itself; the longer one counts."""
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -68,23 +69,38 @@ class Signature:
         return self.takes_any or name in self.required or name in self.optional
 
 
-TimeLimit = Callable[[Mapping[str, Any]], float]
-"""The seconds that one answer may take, from the reward's options."""
+def with_own_limits(
+    check: Callable[[], object], seconds: Callable[..., float]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For an asynchronous function that watches over its own time.
 
+    `check` is called when a run starts, and raises RewardError if the function cannot work here.
+    `seconds` gets the function's arguments and says how long one answer may rightly take: so much
+    is added to the time limit on rewards.
+    """
 
-def declares_time_limit(limit: TimeLimit) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a reward that has limits of its own, such as those of its attempts to reach a server."""
-
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__dict__["time_limit"] = limit
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, _CHECK, check)
+        setattr(function, _SECONDS, seconds)
         return function
 
-    return declare
+    return mark
 
 
-def signature_of(
-    function: Callable[..., Any], options: Mapping[str, Any] | None = None
-) -> Signature:
+def check_usable(function: Callable[..., Any]) -> None:
+    """Raises RewardError if the function says that it cannot work on this machine."""
+    getattr(function, _CHECK, lambda: None)()
+
+
+def own_seconds(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
+    """How long one call may take beyond the time limit on rewards, as the function says."""
+    try:
+        return float(getattr(function, _SECONDS, lambda **_: 0.0)(**arguments))
+    except Exception:  # of columns that do not fit: the call itself will say so
+        return 0.0
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
     """How to call it. Raises RewardError for a function that is no reward."""
     name = getattr(function, "__name__", repr(function))
     try:
@@ -116,7 +132,6 @@ def signature_of(
         takes_any=takes_any,
         asynchronous=inspect.iscoroutinefunction(function)
         or inspect.iscoroutinefunction(getattr(function, "__call__", None)),  # noqa: B004
-        seconds=limit(options or {}) if (limit := getattr(function, "time_limit", None)) else 0.0,
     )
 
 

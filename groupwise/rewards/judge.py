@@ -36,7 +36,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from groupwise.errors import quoted
-from groupwise.rewards.base import declares_time_limit
+from groupwise.rewards.base import with_own_limits
 from groupwise.secrets import masked
 
 CRITERION = (
@@ -85,13 +85,14 @@ class Failed:
     told_wait: float | None = None
 
 
-def time_limit(options: Mapping[str, Any]) -> float:
+def longest_time(
+    retries: int = RETRIES, seconds: float = SECONDS, patience: float = PATIENCE, **_: Any
+) -> float:
     """The longest that one answer takes: a judge that gives no score is asked a second time."""
-    retries, seconds = options.get("retries", RETRIES), options.get("seconds", SECONDS)
-    return 2 * ((retries + 2) * seconds + options.get("patience", PATIENCE))
+    return 2 * ((retries + 2) * seconds + patience)
 
 
-@declares_time_limit(time_limit)
+@with_own_limits(lambda: None, longest_time)
 async def judge(
     completion: str,
     prompt: Any,
@@ -269,15 +270,9 @@ def _endpoint(url: str) -> httpx2.URL:
 
 
 def _key(variable: str) -> str | None:
-    """The key, where there is one. A recipe cannot send other credentials than such keys."""
-    if not re.fullmatch(r"(\w+_)?KEY", variable) or re.search("ACCESS|SECRET|PRIVATE", variable):
-        raise JudgeError(
-            f"key_variable must name a variable of a judge's key, such as OPENAI_API_KEY, not "
-            f"{quoted(variable)}"
-        )
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise JudgeError(f"the value of {variable} is no key: it holds characters beyond ASCII")
+        raise JudgeError(f"the value of {variable} is no key: no header can hold it")
     return key or None
 
 

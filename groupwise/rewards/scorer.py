@@ -157,8 +157,7 @@ class Scorer:
 
         rest = list(picked)
         while rest:
-            seconds = max(self.timeout, signature.seconds)
-            call = Call(position, tuple(rest), self.on_error == "stop", seconds)
+            call = Call(position, tuple(rest), self.on_error == "stop", self.timeout)
             outcome = place.run(call)
             scores |= {rest[slot]: score for slot, score in outcome.scores.items()}
             for slot, what in outcome.failures.items():

@@ -17,7 +17,7 @@ import pytest
 
 from groupwise.errors import RewardError
 from groupwise.rewards import judge as module
-from groupwise.rewards.base import Reward
+from groupwise.rewards.base import Reward, own_seconds
 from groupwise.rewards.judge import JudgeError, judge, messages, score_of
 from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
@@ -192,10 +192,14 @@ def test_a_key_in_the_address_is_sent_and_never_shown(server: Server, tmp_path: 
     assert "hunter22" not in str(error.value) and "abcdefghij" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PATH", "a b", "_KEY "])
-def test_a_recipe_cannot_name_other_credentials(name: str) -> None:
-    with pytest.raises(JudgeError, match="key_variable must name"):
-        asyncio.run(judge("x", "y", "http://127.0.0.1:9", "m", key_variable=name))
+@pytest.mark.parametrize("value", ["two\nlines", "clé"])
+def test_a_key_that_no_header_can_hold_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", value)
+    with pytest.raises(JudgeError, match="the value of OPENAI_API_KEY is no key") as error:
+        asyncio.run(judge("x", "y", "http://127.0.0.1:9", "m"))
+    assert value not in str(error.value)
 
 
 def test_waiting_that_the_server_asks_for_is_no_failure(server: Server, tmp_path: Path) -> None:
@@ -266,10 +270,10 @@ def test_the_rewards_time_limit_does_not_cut_waiting_short(server: Server, tmp_p
         assert scorer.score([Problem("p", "q")], ["x"]) == {"judge": [0.9]}
 
 
-def test_a_judge_that_never_answers_ends_within_the_declared_limit() -> None:
-    options = {"retries": 1, "seconds": 10, "patience": 7}
-    assert module.time_limit(options) == 2 * (3 * 10 + 7)
-    assert module.time_limit({}) == 2 * (6 * 60 + 300)
+def test_a_judge_has_the_time_that_its_own_limits_add_up_to() -> None:
+    arguments = {"completion": "x", "retries": 1, "seconds": 10, "patience": 7}
+    assert own_seconds(judge, arguments) == 2 * (3 * 10 + 7)
+    assert own_seconds(judge, {}) == 2 * (6 * 60 + 300)
 
 
 @pytest.mark.parametrize("reply", ["I like it.", "score: 11", "score: -3", "{}", '{"choices": []}'])
