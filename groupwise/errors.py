@@ -47,3 +47,17 @@ class Interrupted(Exception):
 
 class RankLost(Exception):
     """Another process of the run is gone. The command line prints the message and exits with 1."""
+
+
+def quoted(text: str, length: int = 200) -> str:
+    """A quoted text without control characters, of bounded length, to be part of a message."""
+    if len(text) <= length:
+        return ascii(text) if not text.isprintable() else repr(text)
+    half = length // 2
+    head, tail = quoted(text[:half], length), quoted(text[-half:], length)
+    return f"{head} … {tail} ({len(text)} characters)"
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """The text as it is where it is short and printable, else quoted."""
+    return text if len(text) <= length and text.isprintable() else quoted(text, length)

@@ -6,6 +6,7 @@ itself, such as a stand-in for a reward model. Its first comment lines say what 
 its model and its hardware.
 """
 
+import contextlib
 import difflib
 import os
 import pathlib
@@ -20,11 +21,16 @@ from pydantic import BaseModel, ValidationError
 
 from groupwise.config import Config
 from groupwise.config.code import check_code
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, quoted, shortened
 from groupwise.objective.objective import Objective
+from groupwise.secrets import without_secrets
+from groupwise.strict_yaml import DEEPEST, load_yaml, read_yaml_file
 from groupwise.tiny_run import tiny as made_tiny
 
 DEFAULT = "demo"
+LONGEST_MESSAGE = 600
+MOST_ERRORS = 10
+"""Of a recipe that is wrong in many places, the first few are named."""
 
 # A plain string where a block is expected names its kind: `task: countdown`, `algorithm: dapo`.
 SHORTHAND = {
@@ -107,7 +113,8 @@ def read_recipe(path: pathlib.Path) -> Recipe:
         blocks |= {f"presets.{name}": block for name, block in presets.items()}
     for key, block in blocks.items():
         if not isinstance(block, dict):
-            raise ConfigError(f"{path}: {key} must be a block of settings, not {block!r}")
+            shown = quoted(repr(block))
+            raise ConfigError(f"{path}: {quoted(key)} must be a block of settings, not {shown}")
     return Recipe(path.stem, tree, presets, tiny, **_header(path))
 
 
@@ -142,18 +149,16 @@ def find_recipe(name: str) -> pathlib.Path:
     if name in known:
         return known[name]
     path = pathlib.Path(name)
-    if path.is_file():
-        return path
-    near = difflib.get_close_matches(name, known, n=1)
+    with contextlib.suppress(OSError, ValueError):  # longer than paths may be, or a NUL byte in it
+        if path.is_file():
+            return path
+    near = difflib.get_close_matches(name[:200], known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-    raise ConfigError(f"no recipe {name!r}: not a recipe of ours and not a file; {hint}")
+    raise ConfigError(f"no recipe {quoted(name)}: not a recipe of ours and not a file; {hint}")
 
 
 def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    data = read_yaml_file(path)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -170,7 +175,10 @@ def parse(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        lines = [_explain(item) for item in error.errors()[:MOST_ERRORS]]
+        if error.error_count() > MOST_ERRORS:
+            lines.append(f"... and {error.error_count() - MOST_ERRORS} more")
+        raise ConfigError("\n".join(lines)) from None
 
 
 def read_config(
@@ -200,7 +208,7 @@ def parse_file(
 def _typed(overrides: Iterable[str]) -> set[tuple[str, str]]:
     """Every text in overrides with its block: ["task.path=a.py:f"] gives {("task", "a.py:f")}."""
     split = (override.partition("=") for override in overrides)
-    values: list[tuple[str, Any]] = [(k.split(".")[0], yaml.safe_load(v)) for k, _, v in split]
+    values: list[tuple[str, Any]] = [(k.split(".")[0], load_yaml(v)) for k, _, v in split]
     texts: set[tuple[str, str]] = set()
     seen: set[int] = set()  # YAML may hold a list inside itself
     while values:
@@ -214,8 +222,12 @@ def _typed(overrides: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def write_config(config: Config, path: pathlib.Path) -> None:
-    """The resolved config, presets expanded: reading it back gives an equal Config."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved config, presets expanded; reading it back gives an equal Config.
+
+    Except for secrets, which are masked: the recipe has them, a run folder may be given away.
+    """
+    settings = without_secrets(config.model_dump(mode="json"))
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
@@ -240,23 +252,25 @@ def block_of(key: str, text: str) -> dict[str, Any]:
 
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, found, text = override.partition("=")
-    if not found:
-        raise ConfigError(f"override {override!r} must look like key=value, e.g. batch.prompts=8")
+    if not found or not key:
+        raise ConfigError(
+            f"override {quoted(override)} must look like key=value, e.g. batch.prompts=8"
+        )
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: {text!r} is not a YAML value") from error
+        value = load_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"override {quoted(override)}: {error}") from error
     *parents, last = key.split(".")
+    if len(parents) > DEEPEST:
+        raise ConfigError(f"override {quoted(override)} is nested more than {DEEPEST} deep")
     node = tree
     for depth, parent in enumerate(parents):
         child = node.get(parent)
-        if child is None:
-            child = {}
-        if not isinstance(child, dict):
-            where = ".".join(parents[: depth + 1])
-            raise ConfigError(f"override {override!r}: {where} is a value, not a block")
-        node[parent] = child
-        node = child
+        if not isinstance(child, dict | None):
+            where = shortened(".".join(parents[: depth + 1]))
+            raise ConfigError(f"override {quoted(override)}: {where} is a value, not a block")
+        node[parent] = dict(child or {})  # a copy: an alias may stand for the same block elsewhere
+        node = node[parent]
     if not parents and last in SHORTHAND and isinstance(value, str):
         value = block_of(last, value)
     node[last] = value
@@ -270,12 +284,12 @@ def _explain(item: Any) -> str:
         known = _fields_at(item["loc"][:-1])
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return f"unknown setting {name!r}: {hint}"
-    message = item["msg"].removeprefix("Value error, ")
-    given = (
-        f", not {item['input']!r}" if isinstance(item["input"], str | int | float | None) else ""
-    )
-    return f"{name}: {message[:1].lower()}{message[1:]}{given}"
+        return f"unknown setting {quoted(name)}: {hint}"
+    message, value = item["msg"].removeprefix("Value error, "), item["input"]
+    shown = quoted(value) if isinstance(value, str) else repr(value)
+    given = f", not {shown}" if isinstance(value, str | int | float | None) else ""
+    message = shortened(message[:1].lower() + message[1:], LONGEST_MESSAGE)
+    return f"{shortened(name)}: {message}{given}"
 
 
 def _without_kinds(location: tuple[int | str, ...]) -> list[int | str]:

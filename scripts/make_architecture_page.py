@@ -54,6 +54,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Settings": {
         "recipe": "YAML, presets and overrides become a `Config`, with errors that name the fix",
+        "strict_yaml": "YAML from anyone: bounded, without duplicate keys, one short error",
         "tiny_run": "any `Config` as a run of seconds on a CPU (`--tiny`)",
         "config": "every setting, one frozen tree",
     },
@@ -63,6 +64,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "packing": "the rows that a model reads of a micro-batch",
         "types": "the nouns: `Problem`, `Completion`, `Group`, ...",
         "extensions": "functions and classes from outside: how they are found and marked",
+        "secrets": "keys and tokens masked in whatever is shown or stored",
         "errors": "what a user can fix",
     },
 }

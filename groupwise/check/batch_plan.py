@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 import yaml
+from rich.markup import escape
 
 from groupwise.config import Config
 from groupwise.load import Parts, describe, describe_workers
+from groupwise.secrets import without_secrets
 from groupwise.tracking.console import console
 
 
@@ -66,9 +68,9 @@ def print_plan(name: str, parts: Parts) -> None:
     if config.workers.apart:
         lines["workers"] = describe_workers(config)
     for key, text in lines.items():
-        console.print(f"[bold]{key:<10}[/] {text}", highlight=False)
+        console.print(f"[bold]{key:<10}[/] {escape(text)}", highlight=False)
 
 
 def print_settings(config: Config) -> None:
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    text = yaml.safe_dump(without_secrets(config.model_dump(mode="json")), sort_keys=False)
     console.print(text, highlight=False, markup=False)

@@ -1,5 +1,6 @@
 """Where the command line begins: every command is registered, errors become exit codes."""
 
+import errno
 import importlib
 import logging
 import os
@@ -8,7 +9,8 @@ import sys
 from rich.logging import RichHandler
 
 from groupwise.cli.app import app
-from groupwise.errors import GroupwiseError, Interrupted, RankLost
+from groupwise.errors import GroupwiseError, Interrupted, RankLost, shortened
+from groupwise.secrets import masked
 
 # Importing a module adds its commands to the application: the order here is that of the help.
 COMMANDS = (
@@ -19,19 +21,33 @@ for name in COMMANDS:
     importlib.import_module(f"groupwise.cli.{name}")
 
 
+# Of a file or folder that the user named: nothing of ours is called so or lies there.
+USERS_TO_FIX = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR,
+                errno.ELOOP, errno.EROFS)  # fmt: skip
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    record.msg, record.args = masked(record.getMessage()), None
+    return True
+
+
 def main() -> None:
     # Threads that spin while they wait make a busy machine several times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(show_time=False, show_path=False, markup=False)],
-    )
+    handler = RichHandler(show_time=False, show_path=False, markup=False)
+    handler.addFilter(_mask)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("groupwise").setLevel(logging.INFO)
     try:
         app(standalone_mode=True)
     except GroupwiseError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {masked(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in USERS_TO_FIX or error.filename is None:
+            raise
+        name = masked(shortened(str(error.filename)))
+        print(f"error: cannot use {name}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)

@@ -20,7 +20,7 @@ class RewardSettings(Settings):
 
     name: Annotated[str, Code("reward", unless="model:")]
     """A built-in name, file.py:function, package.module:function, or model:FOLDER_OR_HUB_ID."""
-    weight: float = 1.0
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Its share in the sum. 0 makes it a metric that is logged and never learned from."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Extra keyword arguments for the function."""

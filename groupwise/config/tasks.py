@@ -7,6 +7,9 @@ from pydantic import Field, field_validator
 from groupwise.config.base import Settings
 from groupwise.extensions import Code
 
+MOST_GENERATED = 1_000_000
+"""Generating more takes longer than anyone waits, and more memory than a machine has."""
+
 
 class TaskSettings(Settings):
     """What every task of ours has."""
@@ -17,7 +20,16 @@ class TaskSettings(Settings):
     """At most so many held-out problems in each of validation and test."""
 
 
-class ArithmeticTask(TaskSettings):
+class GeneratedTask(TaskSettings):
+    """What tasks have whose problems are generated, all of them before training starts."""
+
+    train_size: int | None = Field(default=None, ge=1, le=MOST_GENERATED)
+    """Training problems to generate (None: 4096)."""
+    test_size: int = Field(default=200, ge=1, le=MOST_GENERATED)
+    """Problems to generate for each of validation and test."""
+
+
+class ArithmeticTask(GeneratedTask):
     """Sums and differences worked out step by step. Generated; splits are disjoint by a hash."""
 
     kind: Literal["arithmetic"] = "arithmetic"
@@ -31,7 +43,7 @@ class ArithmeticTask(TaskSettings):
     """Operations in a problem: 2 makes 23+48-16."""
 
 
-class CountdownTask(TaskSettings):
+class CountdownTask(GeneratedTask):
     """Reach a target from given numbers, each used once. Generated, always solvable."""
 
     kind: Literal["countdown"] = "countdown"
@@ -93,7 +105,7 @@ class MathTask(DatasetTask):
     kind: Literal["math"] = "math"
 
 
-class GymTask(TaskSettings):
+class GymTask(GeneratedTask):
     """Any task of reasoning-gym, generated and judged by it. Extra: groupwise[gym]."""
 
     kind: Literal["gym"] = "gym"
@@ -101,7 +113,7 @@ class GymTask(TaskSettings):
     """Its name there. `task: gym:countdown` says kind and name at once."""
     seed: int = 0
     """Which problems are generated. Not the seed of the run."""
-    train_size: int | None = Field(default=1000, ge=1)
+    train_size: int | None = Field(default=1000, ge=1, le=MOST_GENERATED)
     """Training problems to generate (None: 4096)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its settings, as reasoning-gym names them: {min_numbers: 3, max_numbers: 4}."""

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
-from groupwise.errors import RewardError
+from groupwise.errors import RewardError, quoted
 from groupwise.rewards.adversaries import (
     FORMS,
     Candidate,
@@ -28,7 +29,7 @@ from groupwise.rewards.adversaries import (
     wrong_answer,
 )
 from groupwise.rewards.base import weighted
-from groupwise.rewards.scorer import Scorer, shortened
+from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
 
 PROBLEMS = 8
@@ -149,12 +150,13 @@ def solve_problems(
 
 
 def bench_table(report: Report, title: str) -> Table:
-    table = Table(title=f"{title} ({report.problems} problems, form: {report.form})")
+    heading = f"{title} ({report.problems} problems, form: {report.form})"
+    table = Table(title=escape(heading))
     for name in ("answer", ""):
         table.add_column(name)
     names = list(report.lines[0].scores)
     for name in (*names, "reward", "beats right"):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     for line in report.lines:
         numbers = [line.scores[name] for name in names]
         verdict = f"[bold red]{line.beats} of {line.answers}[/]" if line.beats else ""
@@ -168,7 +170,7 @@ def flaw_lines(report: Report, most: int = 5) -> list[str]:
     """The first few flaws in words, with the text that did it."""
     return [
         f"{flaw.kind}: {flaw.reward:.3f} against {flaw.right_reward:.3f} on {flaw.problem}: "
-        f"{shortened(flaw.text, 200)}"
+        f"{quoted(flaw.text)}"
         for flaw in report.flaws[:most]
     ]
 

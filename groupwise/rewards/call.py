@@ -5,6 +5,7 @@ function hangs or takes its process down, and the parent can tell which answer i
 """
 
 import asyncio
+import copy
 import inspect
 import math
 import mmap
@@ -14,10 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.rewards.base import Score, Signature
+from groupwise.rewards.base import Score, Signature, own_seconds
+from groupwise.secrets import masked
 
 CAPACITY = 65536
 """Answers that a board has room for: what one call may be asked to score."""
+
+LARGEST_SCORE = 1e12
+"""Beyond it a sum of squares leaves the range of float32, in which advantages are computed."""
 
 _UNSCORED = math.inf  # no score is infinite, and none is NaN, so both are free to mean something
 _NOTHING_TO_SAY = math.nan
@@ -123,24 +128,35 @@ def _one_by_one(reward: Loaded, answers: Answers, call: Call, board: Board, fail
 async def _side_by_side(
     reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed
 ) -> None:
-    """All at once. As long as one of them returns within the time limit, the others may go on."""
+    """All at once. As long as one of them returns within the time limit, the others may go on.
+
+    Functions with limits of their own have more time. The board moves while it lasts, so whoever
+    watches this process waits as well, unless the event loop itself stands still.
+    """
+    arguments = {index: _arguments(reward, answers, index) for index in call.picked}
+    limit = call.timeout + max(own_seconds(reward.function, a) for a in arguments.values())
 
     async def attempt(slot: int, index: int) -> str | None:
         try:
-            returned = await reward.function(**_arguments(reward, answers, index))
+            returned = await reward.function(**arguments[index])
             board.write(slot, as_score(returned))
         except BaseException as error:
             return _what_happened(error, reward.function)
 
     tasks = {asyncio.ensure_future(attempt(s, i)): s for s, i in enumerate(call.picked)}
-    pending = set(tasks)
+    pending, left = set(tasks), limit
     while pending:
+        some = min(left, call.timeout / 2)
         done, pending = await asyncio.wait(
-            pending, timeout=call.timeout, return_when=asyncio.FIRST_COMPLETED
+            pending, timeout=some, return_when=asyncio.FIRST_COMPLETED
         )
+        left = limit if done else left - some
+        if not done and left > 0:
+            board.move()
+            continue
         trouble = {tasks[task]: text for task in done if (text := task.result()) is not None}
         if not done:
-            trouble = {tasks[task]: hung(call.timeout) for task in pending}
+            trouble = {tasks[task]: hung(limit) for task in pending}
         for slot in sorted(trouble):
             failed(slot, trouble[slot])
             board.move()
@@ -172,11 +188,11 @@ def _whole_batch(
 
 def _arguments(reward: Loaded, answers: Answers, index: int) -> dict[str, Any]:
     accepts = reward.signature.accepts
-    arguments = {n: v for n, v in answers.columns[index].items() if accepts(n)}
+    arguments = {n: _own_copy(v) for n, v in answers.columns[index].items() if accepts(n)}
     arguments.update(reward.options)
     arguments["completion"] = answers.completions[index]
     if accepts("prompt"):
-        arguments["prompt"] = answers.prompts[index]
+        arguments["prompt"] = _own_copy(answers.prompts[index])
     return arguments
 
 
@@ -185,13 +201,13 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
     columns = [answers.columns[index] for index in picked]
     names = {name: None for line in columns for name in line}  # a dict keeps their order
     arguments: dict[str, Any] = {
-        name: [line.get(name) for line in columns] for name in names if accepts(name)
+        name: _own_copy([line.get(name) for line in columns]) for name in names if accepts(name)
     }
     arguments.update(reward.options)
     prompts = [answers.prompts[index] for index in picked]
     texts = [answers.completions[index] for index in picked]
     if accepts("prompts"):
-        arguments["prompts"] = prompts
+        arguments["prompts"] = _own_copy(prompts)
     if reward.signature.names_groups:
         arguments["group_ids"] = [answers.groups[index] for index in picked]
     arguments["completions"] = [
@@ -199,6 +215,16 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     return arguments
+
+
+def _own_copy(value: Any) -> Any:
+    """What a function does to its arguments must not be seen by the rewards after it."""
+    if isinstance(value, str | int | float | None):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # an open file, a lock: only functions of this process are given such
+        return value
 
 
 def as_score(value: Any) -> Score:
@@ -214,6 +240,8 @@ def as_score(value: Any) -> Score:
             raise NotAScore("returned an integer that is too large for a float") from None
     if not math.isfinite(value):
         raise NotAScore(f"returned {value}")
+    if abs(value) > LARGEST_SCORE:
+        raise NotAScore(f"returned {value:g}, which is beyond {LARGEST_SCORE:g}")
     return value
 
 
@@ -254,9 +282,9 @@ def _settled(returned: Any) -> Any:
 def _what_happened(error: BaseException, function: Callable[..., Any]) -> str:
     """The exception and the line of the user's file that it comes from."""
     if isinstance(error, NotAScore):
-        return str(error)
+        return masked(str(error))
     try:
-        text = str(error)
+        text = masked(str(error))
     except Exception:
         text = "(its message cannot be shown)"
     text = " ".join(text.split())

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from groupwise.errors import RewardError
-from groupwise.rewards.base import Score, Signature, signature_of
+from groupwise.rewards.base import Score, Signature, check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, hung, perform
 from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
 
@@ -28,6 +28,7 @@ IMPORT_SECONDS = 300.0
 """How long a user's module may take to import: it may load torch, or a model."""
 
 _POLL_SECONDS = 0.05
+_EXIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Worker:
         load = Load(reference, dict(options))
         try:
             reply = self._ask(load, IMPORT_SECONDS)
-        except WorkerDied as death:
+        except (WorkerDied, OSError) as death:
             self._restart()
             raise RewardError(f"reward {reference!r}: importing it {death}") from None
         if isinstance(reply, Refused):
@@ -91,6 +92,12 @@ class Worker:
     def give(self, answers: Answers) -> None:
         self._revive()
         self._answers = answers
+        try:
+            self._send_answers(answers)
+        except (WorkerDied, OSError):  # lost since the last call, though its process may still run
+            self._restart()
+
+    def _send_answers(self, answers: Answers) -> None:
         try:
             reply = self._ask(answers, IMPORT_SECONDS)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -117,7 +124,8 @@ class Worker:
         except (WorkerDied, OSError) as death:
             stuck, scores = str(death), self._board.scores(count)
             self._restart()
-            return Outcome(scores, failures, stuck)
+            lost = len(scores) + len(failures) < count  # not if it went after its last score
+            return Outcome(scores, failures, stuck if lost else None)
         return Outcome(self._board.scores(count), failures, stuck)
 
     def close(self) -> None:
@@ -164,8 +172,12 @@ class Worker:
         loads, self._loads, self._signatures = self._loads, [], []
         for load in loads:
             self.load(load.reference, load.options)
-        if self._answers is not None:
-            self.give(self._answers)
+        if self._answers is None:
+            return
+        try:
+            self._send_answers(self._answers)
+        except (WorkerDied, OSError) as death:
+            raise RewardError(f"the rewards' process does not stay: it {death}") from None
 
     def _ask(self, message: Load | Unload | Answers, seconds: float) -> Any:
         self._connection.send(message)
@@ -182,11 +194,14 @@ class Worker:
                 raise WorkerDied(hung(seconds))
         try:
             return self._connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             raise WorkerDied(self._cause_of_death()) from None
 
     def _cause_of_death(self) -> str:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed the connection of its process to ours"
         if code < 0:
             return f"crashed its process ({signal.Signals(-code).name})"
         return f"ended its process (exit code {code})"
@@ -205,6 +220,7 @@ class InThread:
 
     def load(self, function: Callable[..., Any], options: Mapping[str, Any]) -> Signature:
         signature = signature_of(function)
+        check_usable(function)
         self._rewards.append(Loaded(function, signature, dict(options)))
         return signature
 

@@ -10,24 +10,34 @@ is addressed to it, and only the last `score: N` of the judge's own reply counts
 price of an injection; it does not rule one out. `groupwise reward bench` tries some.
 
 Replies are kept on disk by everything that they depend on, so an answer is paid for once. Requests
-run side by side, `concurrency` at a time, and are repeated when the server is busy or out of reach.
+run side by side, `concurrency` at a time. An attempt has `seconds`; one that fails is repeated
+`retries` times. A server that names the time of the next attempt (Retry-After) is waited for
+without that counting as a failure, up to `patience` seconds in all. Redirects are refused: the key
+would follow them, and a reply from elsewhere is not the judge's.
 """
 
 import asyncio
+import email.utils
 import hashlib
 import json
 import os
 import re
+import ssl
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import httpx2
+
+from groupwise.errors import quoted
+from groupwise.rewards.base import with_own_limits
+from groupwise.secrets import masked
 
 CRITERION = (
     "Is the final answer correct, and does the reasoning lead to it step by step without mistakes?"
@@ -35,7 +45,14 @@ CRITERION = (
 SCALE = 10
 MAX_TEXT = 12_000
 MAX_REPLY = 1_000_000
-MAX_WAIT = 30.0
+RETRIES = 4
+SECONDS = 60.0
+PATIENCE = 300.0
+FIRST_WAIT = 0.5
+"""Seconds before the first repetition; each wait is twice the one before it."""
+LONGEST_WAIT = 30.0
+LEAST_TOLD_WAIT = 1.0
+"""A server that says `Retry-After: 0` again and again is not asked more often than this."""
 
 _SCORE = re.compile(r"\bscore\b[\s:=*]{1,6}([0-9]{1,3}(?:\.[0-9]{1,4})?)", re.IGNORECASE)
 _WORTH_ANOTHER_TRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -49,13 +66,33 @@ class JudgeError(ValueError):
 class Server:
     """Where the judge is, and how often and how long to try."""
 
-    url: str
+    url: httpx2.URL
     key: str | None
     retries: int
     seconds: float
+    patience: float
     folder: Path | None
 
+    def __str__(self) -> str:
+        return f"the judge at {masked(str(self.url), self.key)}"
 
+
+@dataclass(frozen=True)
+class Failed:
+    """An attempt worth another one, and how long the server asks to wait before it."""
+
+    why: str
+    told_wait: float | None = None
+
+
+def longest_time(
+    retries: int = RETRIES, seconds: float = SECONDS, patience: float = PATIENCE, **_: Any
+) -> float:
+    """The longest that one answer takes: a judge that gives no score is asked a second time."""
+    return 2 * ((retries + 2) * seconds + patience)
+
+
+@with_own_limits(lambda: None, longest_time)
 async def judge(
     completion: str,
     prompt: Any,
@@ -65,8 +102,9 @@ async def judge(
     criterion: str = CRITERION,
     key_variable: str = "OPENAI_API_KEY",
     concurrency: int = 8,
-    retries: int = 4,
-    seconds: float = 60.0,
+    retries: int = RETRIES,
+    seconds: float = SECONDS,
+    patience: float = PATIENCE,
     cache_folder: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> float:
@@ -76,15 +114,15 @@ async def judge(
     answer to judge. `key_variable` names the environment variable with the key, if one is needed.
     `cache_folder`: where replies are kept (None: with groupwise's other files; "": nowhere).
     `request` holds further fields of the request, such as {"max_completion_tokens": 800}.
+    `reward_timeout` does not cut `seconds`, `retries` and `patience` short.
     """
-    if not url.startswith(("http://", "https://")):
-        raise JudgeError(f"url must start with http:// or https://, not {url!r}")
     folder = default_folder() if cache_folder is None else Path(cache_folder).expanduser()
     server = Server(
-        url=f"{url.rstrip('/')}/chat/completions",
-        key=os.environ.get(key_variable),
+        url=_endpoint(url),
+        key=_key(key_variable),
         retries=retries,
         seconds=seconds,
+        patience=patience,
         folder=None if cache_folder == "" else folder,
     )
     body = {
@@ -93,8 +131,8 @@ async def judge(
         "temperature": 0,
         **(request or {}),
     }
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads(concurrency), _grade, server, body)
+    async with _turn(concurrency):
+        return await _grade(server, body)
 
 
 def messages(
@@ -131,57 +169,121 @@ def default_folder() -> Path:
     return Path(os.environ.get("GROUPWISE_CACHE") or "~/.cache/groupwise").expanduser() / "judge"
 
 
-def _grade(server: Server, body: dict[str, Any]) -> float:
-    digest = hashlib.sha256(json.dumps([server.url, body], sort_keys=True).encode()).hexdigest()
+async def _grade(server: Server, body: dict[str, Any]) -> float:
+    key = json.dumps([str(server.url), body], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()
     file = server.folder / digest[:2] / f"{digest}.json" if server.folder else None
     known = _stored(file)
     if known is not None:
         return known
     reply = ""
     for _ in range(2):  # one that gave no score is asked once more
-        reply = _ask(server, body)
-        score = score_of(reply)
+        reply = await _ask(server, body)
+        score, reply = score_of(reply), masked(reply, server.key)
         if score is not None:
             _store(file, reply)
             return score
     raise JudgeError(
-        f"the judge {body['model']} gave no `score: N` with N from 0 to {SCALE}: {reply[-200:]!r}"
+        f"the judge {quoted(str(body['model']))} gave no `score: N` with N from 0 to {SCALE}: "
+        f"{quoted(reply[-200:])}"
     )
 
 
-def _ask(server: Server, body: dict[str, Any]) -> str:
-    headers = {"Content-Type": "application/json"}
-    if server.key:
-        headers["Authorization"] = f"Bearer {server.key}"
-    request = urllib.request.Request(server.url, json.dumps(body).encode(), headers)
-    problem = ""
-    for attempt in range(server.retries + 1):
-        wait = 0.5 * 2**attempt
-        try:
-            with urllib.request.urlopen(request, timeout=server.seconds) as response:
-                return _content(response.read(MAX_REPLY))
-        except urllib.error.HTTPError as error:
-            problem = f"HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')!r}"
-            if error.code not in _WORTH_ANOTHER_TRY:
-                raise JudgeError(f"the judge at {server.url} refused: {problem}") from None
-            told = error.headers.get("Retry-After", "")
-            wait = float(told) if told.isdigit() else wait
-        except (OSError, TimeoutError) as error:  # URLError is an OSError
-            problem = str(error)
-        if attempt < server.retries:
-            time.sleep(min(wait, MAX_WAIT))
-    raise JudgeError(
-        f"the judge at {server.url} did not answer in {server.retries + 1} attempts: {problem}"
-    )
+async def _ask(server: Server, body: dict[str, Any]) -> str:
+    """The judge's reply. It takes no longer than all attempts, the patience and one attempt."""
+    give_up = time.monotonic() + (server.retries + 1) * server.seconds + server.patience
+    failures, wait = 0, FIRST_WAIT
+    async with httpx2.AsyncClient(
+        follow_redirects=False, timeout=server.seconds, verify=_trusted_authorities()
+    ) as client:
+        while True:
+            reply = await _attempt(client, server, body)
+            if isinstance(reply, str):
+                return reply
+            if reply.told_wait is None:
+                failures, pause, wait = failures + 1, wait, min(2 * wait, LONGEST_WAIT)
+            else:
+                pause = max(reply.told_wait, LEAST_TOLD_WAIT)
+            late = time.monotonic() + pause > give_up
+            if reply.told_wait is not None and late:
+                raise JudgeError(
+                    f"{server} asks for another {pause:.0f} s of waiting ({reply.why}), more than "
+                    f"is left of patience ({server.patience:g} s): lower the option concurrency, "
+                    "or raise patience"
+                )
+            if failures > server.retries or late:
+                raise JudgeError(f"{server} did not answer in {failures} attempts: {reply.why}")
+            await asyncio.sleep(pause)
 
 
-def _content(data: bytes) -> str:
+async def _attempt(
+    client: httpx2.AsyncClient, server: Server, body: dict[str, Any]
+) -> str | Failed:
+    headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
+    try:
+        async with (
+            asyncio.timeout(server.seconds),  # httpx's own limits are for each read
+            client.stream("POST", server.url, json=body, headers=headers) as response,
+        ):
+            data = b""
+            async for part in response.aiter_bytes():
+                data += part
+                if len(data) > MAX_REPLY:
+                    raise JudgeError(f"{server} sent more than {MAX_REPLY} bytes")
+    except TimeoutError:
+        return Failed(f"no reply within {server.seconds:g} s")
+    except (httpx2.HTTPError, OSError) as error:
+        return Failed(masked(str(error) or type(error).__name__, server.key))
+    if response.status_code == 200:
+        return _content(data, server)
+    why = quoted(masked(data.decode("utf-8", "replace"), server.key))
+    why = f"HTTP {response.status_code}: {why}"
+    if 300 <= response.status_code < 400:
+        host = urlsplit(response.headers.get("Location", "")).hostname or server.url.host
+        raise JudgeError(
+            f"{server} redirects to the host {quoted(host, 100)}, which is refused: the key would "
+            "go there, and its reply would count. Set url to the judge's own address"
+        )
+    if response.status_code not in _WORTH_ANOTHER_TRY:
+        raise JudgeError(f"{server} refused: {why}")
+    return Failed(why, _told_wait(response.headers.get("Retry-After", "")))
+
+
+def _told_wait(text: str) -> float | None:
+    """Seconds from a Retry-After header, which holds them or a date; None if it says neither."""
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _endpoint(url: str) -> httpx2.URL:
+    try:
+        address = httpx2.URL(url)
+    except (httpx2.InvalidURL, TypeError, ValueError):
+        address = httpx2.URL()
+    if address.scheme not in ("http", "https") or not address.host:
+        raise JudgeError(f"url must be a http:// or https:// address, not {quoted(masked(url))}")
+    return address.copy_with(path=f"{address.path.rstrip('/')}/chat/completions")
+
+
+def _key(variable: str) -> str | None:
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise JudgeError(f"the value of {variable} is no key: no header can hold it")
+    return key or None
+
+
+def _content(data: bytes, server: Server) -> str:
     try:
         content = json.loads(data)["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         content = None
     if not isinstance(content, str):
-        raise JudgeError(f"the judge's reply is no chat completion: {data[:200]!r}")
+        text = masked(data.decode("utf-8", "replace"), server.key)
+        raise JudgeError(f"{server} sent a reply that is no chat completion: {quoted(text)}")
     return content
 
 
@@ -202,9 +304,18 @@ def _store(file: Path | None, reply: str) -> None:
     os.replace(part.name, file)
 
 
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def _turn(count: int) -> asyncio.Semaphore:
+    """Lets `count` requests of this event loop through at a time."""
+    return _turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(count))
+
+
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, "judge")
+def _trusted_authorities() -> ssl.SSLContext:
+    """Reading them takes longer than a request, so they are read once."""
+    return httpx2.create_ssl_context()
 
 
 def _question(prompt: Any) -> str:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from groupwise.errors import RewardError
+from groupwise.errors import RewardError, quoted
 from groupwise.rewards.base import Reward, Score, Signature, check_arguments
-from groupwise.rewards.call import CAPACITY, Answers, Call
+from groupwise.rewards.call import CAPACITY, LARGEST_SCORE, Answers, Call
 from groupwise.rewards.isolation import InThread, Place, Worker, importable
 from groupwise.types import Problem
 
@@ -188,10 +188,10 @@ class Scorer:
         """Raise, or count and log, as `on_error` says. Without a completion, `index` is a count."""
         where = f"{index} answers together"
         if problem is not None:
-            where = f"answer {index} (to problem {shortened(problem.id, 60)})"
+            where = f"answer {index} (to problem {quoted(problem.id, 60)})"
         lines = [f"reward {self.rewards[number].name!r} failed on {where}: it {what}"]
         if completion is not None:
-            lines.append(f"the completion: {shortened(completion)}")
+            lines.append(f"the completion: {quoted(completion, 300)}")
         if self.on_error == "skip":
             self._lines.append((number, "; ".join(lines)))
             return
@@ -205,7 +205,8 @@ class Scorer:
         if what.startswith("did not return"):
             return f"make the function faster, raise reward_timeout (now {self.timeout:g} s)"
         if what.startswith("returned"):
-            return "return one finite number for each completion (None: does not apply)"
+            limit = f"from {-LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
+            return f"return one number {limit} for each completion (None: does not apply)"
         if "its process" in what:
             return "find what ends the process when the function is called on this text"
         return "handle such text in the function"
@@ -224,15 +225,6 @@ def _side_by_side(
     for future in running:
         found |= future.result()
     return found
-
-
-def shortened(text: str, length: int = 300) -> str:
-    """A quoted text without control characters, of bounded length: model output is hostile."""
-    if len(text) <= length:
-        return ascii(text) if not text.isprintable() else repr(text)
-    half = length // 2
-    head, tail = shortened(text[:half], length), shortened(text[-half:], length)
-    return f"{head} … {tail} ({len(text)} characters)"
 
 
 def _check_each(reward: Reward, signature: Signature, problems: Sequence[Problem]) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 import yaml
 
 from groupwise.config import Config
+from groupwise.secrets import without_secrets
 
 
 def model_card(config: Config, summary: Mapping[str, Any]) -> str:
     before, after = summary["before"], summary["after"]
     names = [n for n in after if n in before and n != "problems" and "/" not in n]
     rows = "\n".join(f"| {name} | {before[name]:.4g} | {after[name]:.4g} |" for name in names)
-    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
+    settings = yaml.safe_dump(without_secrets(config.model_dump(mode="json")), sort_keys=False)
     library = "transformers" if config.adapter is None else "peft"
     loader = "AutoModelForCausalLM" if config.adapter is None else "AutoPeftModelForCausalLM"
     header = {"library_name": library, "tags": ["grpo", "groupwise"]}
@@ -44,6 +45,6 @@ tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 ## Settings
 
 ```yaml
-{settings}
+{settings.rstrip()}
 ```
 """

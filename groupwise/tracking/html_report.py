@@ -15,6 +15,7 @@ import yaml
 from groupwise.config import Config
 from groupwise.diagnose import Finding, diagnose
 from groupwise.recipe import parse, read_yaml
+from groupwise.secrets import without_secrets
 from groupwise.tracking.html_page import page, shown, table, text_block
 from groupwise.tracking.report import before_after_rows
 from groupwise.tracking.run import read_metrics, read_rollouts, read_summary
@@ -215,5 +216,6 @@ def _answer(group: Group, answer: int, reward: float) -> tuple[str, str, str]:
 
 
 def _settings(config: Config) -> str:
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    settings = without_secrets(config.model_dump(mode="json"))
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     return f"<pre>{shown(text, 100_000)}</pre>"

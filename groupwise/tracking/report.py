@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from groupwise.diagnose import Finding
@@ -22,11 +23,11 @@ _ROWS = {
 def before_after_table(
     before: Mapping[str, float], after: Mapping[str, float], title: str
 ) -> Table:
-    table = Table(title=title)
+    table = Table(title=escape(title))
     for name in ("", "before", "after", "change"):
         table.add_column(name, justify="left" if not name else "right")
     for row in before_after_rows(before, after):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
@@ -58,10 +59,10 @@ def save_before_after(
 
 
 def metrics_table(metrics: Mapping[str, float], title: str) -> Table:
-    table = Table(title=title, show_header=False)
+    table = Table(title=escape(title), show_header=False)
     for key, value in metrics.items():
         label, form = _ROWS.get(key, (key, "{:.1%}" if "@" in key else "{:.4g}"))
-        table.add_row(label, form.format(value))
+        table.add_row(escape(label), form.format(value))
     return table
 
 

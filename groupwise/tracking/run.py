@@ -17,6 +17,7 @@ from groupwise.config import Config
 from groupwise.config.flat import leaves, within
 from groupwise.errors import RunFolderError
 from groupwise.recipe import parse, read_yaml, write_config
+from groupwise.secrets import without_secrets
 from groupwise.types import Group, to_json
 
 # What may change between two starts of the same run without changing what was computed so far.
@@ -190,7 +191,7 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def _effective(config: Config) -> dict[str, Any]:
     """The settings as they count: without workers nothing is stale, whatever they say."""
-    found = leaves(config.model_dump(mode="json"))
+    found = leaves(without_secrets(config.model_dump(mode="json")))
     if not config.workers.apart:
         found |= {"workers.max_staleness": 0, "workers.publish_every": 1}
     return found

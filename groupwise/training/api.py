@@ -20,6 +20,7 @@ from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
 from groupwise.rollout.vllm.engine import share_servers
+from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
@@ -112,7 +113,7 @@ def run_to_the_end(
     config = parts.config
     run.rewind(state.step)
     if not quiet:
-        console.print(describe(config, parts.policy), highlight=False)
+        console.print(describe(config, parts.policy), highlight=False, markup=False)
     if state.step or state.before:
         log.info("resuming %s after step %d", run.path, state.step)
     if not state.before:
@@ -207,8 +208,9 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
             f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
             f"report in {run.path / 'report.html'}",
             highlight=False,
+            markup=False,
         )
-        console.print(f"look at it:  groupwise view {run.path}", highlight=False)
+        console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)
     return Result(run.path, summary)
 
 
@@ -245,7 +247,7 @@ def _tracker_makers(
         makers["console"] = lambda: LiveConsole(config.steps, step)
     if tracking.tensorboard:
         makers["tensorboard"] = lambda: TensorBoard(run.path / "events", step)
-    settings = config.model_dump(mode="json")
+    settings = without_secrets(config.model_dump(mode="json"))
     for service in ("trackio", "wandb"):
         if getattr(tracking, service):
             makers[service] = lambda service=service: Service(

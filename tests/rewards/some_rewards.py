@@ -4,7 +4,9 @@ import asyncio
 import os
 import re
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 
 def right(completion: str, answer: str) -> bool:
@@ -165,3 +167,41 @@ constant = 5
 async def waits_a_second(completion: str) -> float:
     await asyncio.sleep(1.0)
     return 1.0
+
+
+def enormous(completion: str) -> float:
+    return 1e308 if completion == "bad" else 1.0
+
+
+def ends_after_its_last_score(completions: list[str]) -> Iterator[float]:
+    yield from [1.0] * len(completions)
+    os._exit(7)
+
+
+def closes_descriptors(completion: str) -> float:
+    if completion == "bad":
+        os.closerange(3, 200)
+        time.sleep(30)
+    return 1.0
+
+
+def closes_descriptors_later(completion: str) -> float:
+    threading.Timer(0.2, os.closerange, (3, 200)).start()
+    threading.Timer(30, print).start()
+    return os.getpid()
+
+
+def spoils(completion: str, words: list[str], prompt: list[dict[str, str]]) -> float:
+    words.append(completion)
+    prompt[0]["content"] = "spoilt"
+    return len(words)
+
+
+def spoils_all(completions: list[str], words: list[list[str]], **columns: object) -> list[float]:
+    for line in words:
+        line.clear()
+    return [1.0] * len(completions)
+
+
+def sees(completion: str, words: list[str], prompt: list[dict[str, str]]) -> float:
+    return len(words) if prompt[0]["content"] == "hi" else -1.0

@@ -1,9 +1,13 @@
 """A judge behind HTTP: scores, retries, concurrency, the cache, and answers that talk to it."""
 
 import asyncio
+import contextlib
+import email.utils
 import json
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 
 from groupwise.errors import RewardError
 from groupwise.rewards import judge as module
-from groupwise.rewards.base import Reward
+from groupwise.rewards.base import Reward, own_seconds
 from groupwise.rewards.judge import JudgeError, judge, messages, score_of
 from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
@@ -26,6 +30,7 @@ class Server:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.script: list[tuple[int, str]] = []
+        self.reply_headers: dict[str, str] = {}
         self.delay = 0.0
         self.running = self.most = 0
         lock = threading.Lock()
@@ -49,8 +54,8 @@ class Server:
                     data = json.dumps({"choices": [choice]}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
-                if status == 429:
-                    self.send_header("Retry-After", "0")
+                for name, value in server.reply_headers.items() if status != 200 else ():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -64,7 +69,8 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(module, "LEAST_TOLD_WAIT", 0.01)
     running = Server()
     yield running
     running.http.shutdown()
@@ -123,6 +129,151 @@ def test_a_refusal_is_final_and_does_not_show_the_key(
         ask(server, tmp_path, key_variable="MY_KEY")
     assert "secret" not in str(error.value) and len(server.requests) == 1
     assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+SECRET = "k-31415926535-long"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_refused_and_the_key_does_not_follow(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    elsewhere = Server()
+    other = elsewhere.url.replace("127.0.0.1", "localhost")
+    server.script = [(status, "over there")]
+    server.reply_headers = {"Location": f"{other}/chat/completions?key={SECRET}"}
+    with pytest.raises(JudgeError, match="redirects to the host 'localhost'") as error:
+        ask(server, tmp_path)
+    assert not elsewhere.requests and len(server.requests) == 1
+    assert SECRET not in str(error.value) and not list(tmp_path.rglob("*.json"))
+    elsewhere.http.shutdown()
+    elsewhere.http.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (401, f"no such key: {SECRET}"),
+        (401, "x" * 290 + SECRET),  # not even a part of it where the body is cut
+        (503, f"Bearer {SECRET} must wait"),
+        (200, f"{{}} {SECRET}"),
+        (200, f"I will not grade for {SECRET}."),
+    ],
+)
+def test_a_reply_that_echoes_the_key_is_masked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    server.script = [(status, body)] * 2
+    with pytest.raises(JudgeError) as error:
+        ask(server, tmp_path, retries=0)
+    assert SECRET[:6] not in str(error.value)
+
+
+def test_a_kept_reply_does_not_hold_the_key(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    server.script = [(200, f"As {SECRET} I say\nscore: 5")]
+    assert [ask(server, tmp_path) for _ in range(2)] == [0.5] * 2 and len(server.requests) == 1
+    [kept] = tmp_path.rglob("*.json")
+    assert "score: 5" in kept.read_text() and SECRET not in kept.read_text()
+
+
+def test_a_key_in_the_address_is_sent_and_never_shown(server: Server, tmp_path: Path) -> None:
+    server.script = [(200, "score: 5"), (401, "no")]
+    url = server.url.replace("//", "//me:hunter22@") + "?api-version=3&key=abcdefghij"
+    options = {"cache_folder": "", "model": "m"}
+    assert asyncio.run(judge("x", "y", url=url, **options)) == 0.5
+    assert server.requests[0]["path"] == "/v1/chat/completions?api-version=3&key=abcdefghij"
+    with pytest.raises(JudgeError, match="api-version=3") as error:
+        asyncio.run(judge("x", "y", url=url, **options))
+    assert "hunter22" not in str(error.value) and "abcdefghij" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["two\nlines", "clé"])
+def test_a_key_that_no_header_can_hold_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", value)
+    with pytest.raises(JudgeError, match="the value of OPENAI_API_KEY is no key") as error:
+        asyncio.run(judge("x", "y", "http://127.0.0.1:9", "m"))
+    assert value not in str(error.value)
+
+
+def test_waiting_that_the_server_asks_for_is_no_failure(server: Server, tmp_path: Path) -> None:
+    server.script = [(429, "wait"), (429, "wait"), (503, "wait"), (200, "score: 9")]
+    server.reply_headers = {"Retry-After": "0"}
+    assert ask(server, tmp_path, retries=0) == 0.9
+
+
+@pytest.mark.parametrize("told", ["1", "date"])
+def test_retry_after_is_kept_to(server: Server, tmp_path: Path, told: str) -> None:
+    if told == "date":
+        told = email.utils.formatdate(time.time() + 2, usegmt=True)
+    server.script = [(429, "wait"), (200, "score: 9")]
+    server.reply_headers = {"Retry-After": told}
+    before = time.monotonic()
+    assert ask(server, tmp_path, retries=0) == 0.9
+    assert 0.95 < time.monotonic() - before < 4
+
+
+def test_patience_is_limited(server: Server, tmp_path: Path) -> None:
+    server.script = [(429, "come back tomorrow")]
+    server.reply_headers = {"Retry-After": "86400"}
+    with pytest.raises(JudgeError, match=r"asks for another 86400 s of waiting .* patience"):
+        ask(server, tmp_path)
+    server.script = [(429, "again")] * 100_000
+    server.reply_headers = {"Retry-After": "0"}
+    before = time.monotonic()
+    with pytest.raises(JudgeError, match="is left of patience"):
+        ask(server, tmp_path, retries=0, seconds=0.3, patience=0.2)
+    assert time.monotonic() - before < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "wait"),
+    [("7", 7.0), (" 7 ", 7.0), ("0", 0.0), ("²", None), ("-1", None), ("9" * 5000, None),
+     ("soon", None), ("", None), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
+)  # fmt: skip
+def test_what_retry_after_says(text: str, wait: float | None) -> None:
+    assert module._told_wait(text) == wait
+
+
+def test_an_attempt_ends_in_time_however_slowly_the_reply_drips(tmp_path: Path) -> None:
+    """Each byte comes within the limit of a read, all of them never do."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listening.accept()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n")
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.1)
+
+    threading.Thread(target=drip, daemon=True).start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    before = time.monotonic()
+    with listening, pytest.raises(JudgeError, match=r"no reply within 0\.5 s"):
+        asyncio.run(judge("x", "y", url, "m", seconds=0.5, retries=0, cache_folder=""))
+    assert time.monotonic() - before < 3
+
+
+def test_the_rewards_time_limit_does_not_cut_waiting_short(server: Server, tmp_path: Path) -> None:
+    options = {"url": server.url, "model": "m", "cache_folder": str(tmp_path)}
+    reward = Reward("judge", "groupwise.rewards.judge:judge", options=options)
+    server.script = [(429, "wait"), (429, "wait"), (200, "score: 9")]
+    server.reply_headers = {"Retry-After": "1"}
+    with Scorer([reward], 0.5, "stop") as scorer:
+        assert scorer.score([Problem("p", "q")], ["x"]) == {"judge": [0.9]}
+
+
+def test_a_judge_has_the_time_that_its_own_limits_add_up_to() -> None:
+    arguments = {"completion": "x", "retries": 1, "seconds": 10, "patience": 7}
+    assert own_seconds(judge, arguments) == 2 * (3 * 10 + 7)
+    assert own_seconds(judge, {}) == 2 * (6 * 60 + 300)
 
 
 @pytest.mark.parametrize("reply", ["I like it.", "score: 11", "score: -3", "{}", '{"choices": []}'])

@@ -17,10 +17,10 @@ from typing import Any, Literal
 import pytest
 
 import some_rewards
-from groupwise.errors import RewardError
+from groupwise.errors import RewardError, quoted
 from groupwise.rewards import call
 from groupwise.rewards.base import Reward
-from groupwise.rewards.scorer import Scorer, shortened
+from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
 
 FILE = Path(some_rewards.__file__)
@@ -326,6 +326,50 @@ def test_a_worker_that_died_between_two_batches_is_replaced() -> None:
     assert other not in (None, worker)
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e13])
+def test_scores_that_no_sum_can_hold_are_refused(value: float) -> None:
+    with pytest.raises(RewardError, match=r"beyond 1e\+12[^$]*fix: return one number from -1e\+12"):
+        score(Reward("huge", lambda completion: value), "a")
+    assert score(ask("enormous"), "a", "bad", on_error="skip") == [1.0, None]
+
+
+def test_a_worker_that_is_lost_after_its_last_score_costs_none() -> None:
+    with scorer_of(ask("ends_after_its_last_score")) as scorer:
+        for _ in range(2):
+            found = scorer.score([PLAIN] * 3, ["a", "b", "c"])
+            assert found == {"ends_after_its_last_score": [1.0] * 3}
+
+
+def test_a_worker_that_closed_its_descriptors_is_not_waited_for() -> None:
+    before = time.monotonic()
+    with pytest.raises(RewardError, match=r"answer 1 .*closed the connection of its process"):
+        score(ask("closes_descriptors"), "a", "bad")
+    assert time.monotonic() - before < 15
+
+
+def test_a_worker_that_closes_its_descriptors_between_two_batches_is_replaced() -> None:
+    before = time.monotonic()
+    with scorer_of(ask("closes_descriptors_later")) as scorer:
+        [worker] = scorer.score([PLAIN], ["a"])["closes_descriptors_later"]
+        time.sleep(0.5)
+        [other] = scorer.score([PLAIN], ["a"])["closes_descriptors_later"]
+    assert other not in (None, worker) and time.monotonic() - before < 15
+
+
+def test_what_a_reward_does_to_its_arguments_is_not_seen_by_others() -> None:
+    problem = Problem("c", ({"role": "user", "content": "hi"},), {"words": ["one"]})
+    in_thread = [
+        Reward("spoils_here", lambda completion, words, prompt: some_rewards.spoils(**locals())),
+        Reward("sees_here", lambda completion, words, prompt: some_rewards.sees(**locals())),
+    ]
+    rewards = [ask("spoils"), ask("spoils_all"), ask("sees"), *in_thread]
+    with scorer_of(*rewards) as scorer:
+        found = scorer.score([problem] * 2, ["a", "b"])
+    assert found["spoils"] == found["spoils_here"] == [2.0, 2.0]
+    assert found["sees"] == found["sees_here"] == [1.0, 1.0]
+    assert problem.columns["words"] == ["one"] and problem.prompt[0]["content"] == "hi"
+
+
 def test_closing_ends_the_worker_and_may_be_repeated() -> None:
     scorer = Scorer([ask("process_id")], 1.0, "stop")
     [worker] = scorer.score([PLAIN], ["a"])["process_id"]
@@ -369,9 +413,9 @@ def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
 
 
 def test_completions_are_shown_short_and_without_control_characters() -> None:
-    assert shortened("a\x1b[31mb\n") == r"'a\x1b[31mb\n'"
-    assert shortened("naïve") == "'naïve'"
-    long = shortened("x" * 1_000_000 + "end")
+    assert quoted("a\x1b[31mb\n") == r"'a\x1b[31mb\n'"
+    assert quoted("naïve") == "'naïve'"
+    long = quoted("x" * 1_000_000 + "end")
     assert len(long) < 350 and long.endswith("end' (1000003 characters)")
 
 

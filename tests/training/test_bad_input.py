@@ -1,14 +1,17 @@
 """Bad input gets one clear error, exit code 2, and nothing is lost."""
 
+import io
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError, RunFolderError
 from groupwise.recipe import parse
 from groupwise.rewards.base import Reward
+from groupwise.tracking.report import before_after_table, metrics_table
 from groupwise.training.api import train
 from runs import SMALL, fingerprint, small_config
 
@@ -185,3 +188,20 @@ def test_the_command_line_exits_with_2_and_no_traceback(
     )
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_path_that_reads_like_markup_is_shown_as_it_is(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(small_config("steps=1"), tmp_path / "[/red]run [bold]x")
+    shown = "".join(capsys.readouterr().out.split())
+    assert "[/red]run[bold]x/model" in shown and "sample" in shown
+
+
+def test_titles_and_names_of_rewards_are_no_markup() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(metrics_table({"rewards/f[bold].py:f": 1.0}, "runs/[/red]x on jsonl"))
+    both = {"rewards/f[bold].py:f": 1.0, "problems": 1.0}
+    console.print(before_after_table(both, both, "tasks/[/red]x"))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert shown.count("f[bold].py:f") == 2 and shown.count("[/red]x") == 2
