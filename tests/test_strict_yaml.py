@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from groupwise.objective.presets import Objective
+from groupwise.objective.objective import Objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
