@@ -24,6 +24,9 @@ Score = float | None
 """None: the reward has nothing to say about this answer, which then counts without it."""
 
 
+_CHECK, _SECONDS = "__groupwise_check__", "__groupwise_seconds__"
+
+
 @dataclass(frozen=True)
 class Reward:
     """Reward("brief", "my_rewards.py:brief", weight=0.1, options={"limit": 200})
@@ -64,6 +67,37 @@ class Signature:
 
     def accepts(self, name: str) -> bool:
         return self.takes_any or name in self.required or name in self.optional
+
+
+def with_own_limits(
+    check: Callable[[], object], seconds: Callable[..., float]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """For an asynchronous function that watches over its own time.
+
+    `check` is called when a run starts, and raises RewardError if the function cannot work here.
+    `seconds` gets the function's arguments and says how long one answer may rightly take: so much
+    is added to the time limit on rewards.
+    """
+
+    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, _CHECK, check)
+        setattr(function, _SECONDS, seconds)
+        return function
+
+    return mark
+
+
+def check_usable(function: Callable[..., Any]) -> None:
+    """Raises RewardError if the function says that it cannot work on this machine."""
+    getattr(function, _CHECK, lambda: None)()
+
+
+def own_seconds(function: Callable[..., Any], arguments: Mapping[str, Any]) -> float:
+    """How long one call may take beyond the time limit on rewards, as the function says."""
+    try:
+        return float(getattr(function, _SECONDS, lambda **_: 0.0)(**arguments))
+    except Exception:  # of columns that do not fit: the call itself will say so
+        return 0.0
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:

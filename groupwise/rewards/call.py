@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groupwise.rewards.base import Score, Signature
+from groupwise.rewards.base import Score, Signature, own_seconds
 
 CAPACITY = 65536
 """Answers that a board has room for: what one call may be asked to score."""
@@ -123,24 +123,35 @@ def _one_by_one(reward: Loaded, answers: Answers, call: Call, board: Board, fail
 async def _side_by_side(
     reward: Loaded, answers: Answers, call: Call, board: Board, failed: Failed
 ) -> None:
-    """All at once. As long as one of them returns within the time limit, the others may go on."""
+    """All at once. As long as one of them returns within the time limit, the others may go on.
+
+    Functions with limits of their own have more time. The board moves while it lasts, so whoever
+    watches this process waits as well, unless the event loop itself stands still.
+    """
+    arguments = {index: _arguments(reward, answers, index) for index in call.picked}
+    limit = call.timeout + max(own_seconds(reward.function, a) for a in arguments.values())
 
     async def attempt(slot: int, index: int) -> str | None:
         try:
-            returned = await reward.function(**_arguments(reward, answers, index))
+            returned = await reward.function(**arguments[index])
             board.write(slot, as_score(returned))
         except BaseException as error:
             return _what_happened(error, reward.function)
 
     tasks = {asyncio.ensure_future(attempt(s, i)): s for s, i in enumerate(call.picked)}
-    pending = set(tasks)
+    pending, left = set(tasks), limit
     while pending:
+        some = min(left, call.timeout / 2)
         done, pending = await asyncio.wait(
-            pending, timeout=call.timeout, return_when=asyncio.FIRST_COMPLETED
+            pending, timeout=some, return_when=asyncio.FIRST_COMPLETED
         )
+        left = limit if done else left - some
+        if not done and left > 0:
+            board.move()
+            continue
         trouble = {tasks[task]: text for task in done if (text := task.result()) is not None}
         if not done:
-            trouble = {tasks[task]: hung(call.timeout) for task in pending}
+            trouble = {tasks[task]: hung(limit) for task in pending}
         for slot in sorted(trouble):
             failed(slot, trouble[slot])
             board.move()

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from groupwise.errors import RewardError
-from groupwise.rewards.base import Score, Signature, signature_of
+from groupwise.rewards.base import Score, Signature, check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, hung, perform
 from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
 
@@ -205,6 +205,7 @@ class InThread:
 
     def load(self, function: Callable[..., Any], options: Mapping[str, Any]) -> Signature:
         signature = signature_of(function)
+        check_usable(function)
         self._rewards.append(Loaded(function, signature, dict(options)))
         return signature
 

@@ -14,7 +14,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from groupwise.rewards.base import signature_of
+from groupwise.rewards.base import check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, perform
 from groupwise.rewards.catalog import load
 from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
@@ -61,6 +61,7 @@ def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
     try:
         function = load(wanted.reference)
         signature = signature_of(function)
+        check_usable(function)
     except BaseException as error:
         return Refused(str(error))
     rewards.append(Loaded(function, signature, wanted.options))
