@@ -6,6 +6,9 @@ import re
 import sys
 import time
 
+from groupwise.errors import RewardError
+from groupwise.rewards.base import with_own_limits
+
 
 def right(completion: str, answer: str) -> bool:
     return completion == answer
@@ -164,4 +167,13 @@ constant = 5
 
 async def waits_a_second(completion: str) -> float:
     await asyncio.sleep(1.0)
+    return 1.0
+
+
+def _lacks_something() -> None:
+    raise RewardError("this machine lacks something")
+
+
+@with_own_limits(check=_lacks_something, seconds=lambda **_: 0.0)
+async def not_on_this_machine(completion: str) -> float:
     return 1.0

@@ -114,6 +114,7 @@ def what_fails(way: str) -> str | None:
             return str(error)
     if ended.stderr.endswith(READY) and ended.returncode == 0 and ended.stdout == b"252\n":
         return None
-    text = ended.stdout if ended.stderr.endswith(READY) else ended.stderr
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"a trial program ended with code {ended.returncode}"
+    if ended.stderr.endswith(READY):
+        return f"{ended.stdout.decode(errors='replace')!r}, exit code {ended.returncode}"
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {ended.returncode}"
