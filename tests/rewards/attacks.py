@@ -183,7 +183,7 @@ for number in range(470):
     if number in allowed | probes:
         continue
     ctypes.set_errno(0)
-    result = libc.syscall(ctypes.c_long(number), 0, 0, 0, 0, 0, 0)
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6)
     if result != -1 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
         print(number, result, errno.errorcode.get(ctypes.get_errno()))
 print(call("ioctl", 1, 0x5412, b"x"), call("fcntl", 1, 8, 1), call("prlimit64", 1, 0, 0, 0))

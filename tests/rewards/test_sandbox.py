@@ -20,7 +20,9 @@ from typing import Literal
 import attacks
 import pytest
 
+from groupwise.check.doctor import code_sandbox
 from groupwise.errors import RewardError
+from groupwise.recipe import parse
 from groupwise.rewards import code
 from groupwise.rewards.base import Reward
 from groupwise.rewards.sandbox import filter as system_calls
@@ -80,7 +82,7 @@ class Attacker:
             env={
                 "PYTHONPATH": str(self.public),
                 "TMPDIR": str(self.public / "tmp"),
-                "PATH": os.environ["PATH"],
+                "PATH": os.environ["PATH"],  # where bwrap is looked for
                 "API_KEY": "key-of-the-parent",
             },
         )
@@ -344,6 +346,19 @@ def test_where_the_kernel_has_no_way_the_reason_is_said(monkeypatch: pytest.Monk
     monkeypatch.setattr(ways, "command", lambda *_: ["/bin/sh", "-c", "echo no unshare >&2; false"])
     with pytest.raises(RewardError, match="namespaces: no unshare; landlock: no unshare"):
         ways.check_isolation()
+
+
+@pytest.mark.usefixtures("untried")
+def test_the_doctor_says_how_programs_are_isolated_or_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, needing = parse({}), parse({"rewards": ["code_tests"]})
+    assert code_sandbox(needing).status == "ok"
+    ways._first_that_holds.cache_clear()
+    monkeypatch.setattr(ways, "possible_ways", lambda: [])
+    assert code_sandbox(plain).status == "note"
+    line = code_sandbox(needing)
+    assert line.status == "fix" and "cannot isolate" in line.text and "libseccomp2" in line.fix
 
 
 def test_a_sandbox_that_breaks_later_is_an_error_and_not_a_score(

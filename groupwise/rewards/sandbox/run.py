@@ -19,6 +19,8 @@ from groupwise.rewards.sandbox.filter import compiled_filter
 from groupwise.rewards.sandbox.launch import READY
 
 LAUNCHER = Path(__file__).with_name("launch.py")
+START_SECONDS = 60.0
+"""How long the sandbox may take to start: some 50 ms, and more on a machine that is very busy."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ async def run_isolated(
             start_new_session=True,
         )
         try:
+            await _ready(process)
             return await asyncio.wait_for(_talk(process, stdin, most_output), seconds)
         except TimeoutError:
             return Ended(None, b"")
@@ -86,8 +89,20 @@ def readable_paths() -> list[str]:
     return [path for path in dict.fromkeys((*folders, *files)) if os.path.exists(path)]
 
 
+async def _ready(process: asyncio.subprocess.Process) -> None:
+    """A program's time begins when its sandbox stands, however busy the machine is."""
+    assert process.stderr
+    try:
+        said = await asyncio.wait_for(process.stderr.read(), START_SECONDS)
+    except TimeoutError:
+        raise RewardError(f"the sandbox did not start within {START_SECONDS:g} s") from None
+    if not said.endswith(READY):
+        reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["it says nothing"]
+        raise RewardError(f"the sandbox could not start a program: {reason[0][:300]}")
+
+
 async def _talk(process: asyncio.subprocess.Process, stdin: bytes, most_output: int) -> Ended:
-    assert process.stdin and process.stdout and process.stderr
+    assert process.stdin and process.stdout
 
     async def write(pipe: asyncio.StreamWriter) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -101,11 +116,7 @@ async def _talk(process: asyncio.subprocess.Process, stdin: bytes, most_output: 
             output += chunk
         return output
 
-    pipes = write(process.stdin), read(process.stdout), read(process.stderr)
-    _, output, said = await asyncio.gather(*pipes)
-    if not said.endswith(READY):
-        reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["it says nothing"]
-        raise RewardError(f"the sandbox could not start a program: {reason[0][:300]}")
+    _, output = await asyncio.gather(write(process.stdin), read(process.stdout))
     if len(output) > most_output:
         return Ended(None, output[:most_output])
     return Ended(await process.wait(), output)

@@ -43,9 +43,8 @@ for name, act in {
     "start a process": lambda: os.fork() or os._exit(0),
     "send a signal": lambda: os.kill(int(parent), 0),
     "make namespaces": lambda: native(libc.unshare, 0x10000000),
-    "mount": lambda: native(libc.mount, b"x", b"/", b"tmpfs", 0, None),
     "trace": lambda: native(libc.ptrace, 0, 0, 0, 0),
-    "share memory": lambda: native(libc.shmget, 1, 4096, 0o1600),
+    "share memory": lambda: native(libc.shmctl, libc.shmget(0, 4096, 0o600), 0, None),
 }.items():
     try:
         act()
