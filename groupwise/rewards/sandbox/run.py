@@ -92,8 +92,11 @@ def readable_paths() -> list[str]:
 async def _ready(process: asyncio.subprocess.Process) -> None:
     """A program's time begins when its sandbox stands, however busy the machine is."""
     assert process.stderr
+    said = b""
     try:
-        said = await asyncio.wait_for(process.stderr.read(), START_SECONDS)
+        async with asyncio.timeout(START_SECONDS):  # bubblewrap keeps the pipe open
+            while not said.endswith(READY) and (chunk := await process.stderr.read(4096)):
+                said += chunk
     except TimeoutError:
         raise RewardError(f"the sandbox did not start within {START_SECONDS:g} s") from None
     if not said.endswith(READY):
