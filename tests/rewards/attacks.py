@@ -82,8 +82,9 @@ SHARED_MEMORY = (
     NATIVE
     + """
 key = int(input())
-print(call("shmget", key, 4096, 0o1666), call("semget", key, 1, 0o1666), call("msgget", key, 0o1666))
-print(call("mq_open", b"groupwise", os.O_CREAT | os.O_RDWR, 0o666, 0), call("memfd_create", b"x", 0))
+print(call("shmget", key, 4096, 0o1666), call("semget", key, 1, 0o1666))
+print(call("msgget", key, 0o1666), call("memfd_create", b"x", 0))
+print(call("mq_open", b"groupwise", os.O_CREAT | os.O_RDWR, 0o666, 0))
 print(call("add_key", b"user", b"groupwise", b"x", 1, -4))
 """
 )

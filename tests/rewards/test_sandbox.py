@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-import attacks
 import pytest
 
+import attacks
 from groupwise.check.doctor import code_sandbox
 from groupwise.errors import RewardError
 from groupwise.recipe import parse
@@ -175,7 +175,7 @@ def test_no_process_outside_gets_a_signal(attacker: Attacker, attack: str) -> No
 
 def test_no_shared_memory_outlives_the_program(attacker: Attacker) -> None:
     key = 0x47500000 + os.getpid()
-    assert attacker.run(attacks.SHARED_MEMORY, f"{key}\n") == ("0", "-1 -1 -1\n-1 -1\n-1\n")
+    assert attacker.run(attacks.SHARED_MEMORY, f"{key}\n") == ("0", "-1 -1\n" * 2 + "-1\n" * 2)
     assert ctypes.CDLL(None).shmget(key, 4096, 0o600) == -1
 
 
@@ -263,7 +263,7 @@ class Point:
 a, b = map(int, input().split())
 print(a + b, depth(3000), Point(1), json.dumps({"x": [1]}), re.findall(r"\\d", "a1b2"))
 print(collections.Counter("aab").most_common(1), list(itertools.permutations([1, 2])))
-print(fractions.Fraction(1, 3), decimal.Decimal("0.1") * 3, math.isqrt(99), heapq.nsmallest(1, [2, 1]))
+print(fractions.Fraction(1, 3), decimal.Decimal("0.1") * 3, math.isqrt(99), max(heapq.merge([1])))
 print(hashlib.sha256(b"x").hexdigest()[:4], len(os.urandom(4)), len(open(__file__).read()) > 100)
 print(datetime.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")).year, time.time() > 0)
 print(sys.stdin.read().split(), os.listdir(".") == ["main.py"], __name__, os.cpu_count() > 0)
@@ -277,7 +277,7 @@ def test_ordinary_programs_work(attacker: Attacker) -> None:
     assert output.splitlines() == [
         "7 3000 Point(x=1) {\"x\": [1]} ['1', '2']",
         "[('a', 2)] [(1, 2), (2, 1)]",
-        "1/3 0.3 9 [1]",
+        "1/3 0.3 9 1",
         "2d71 4 True",
         "2024 True",
         "['more', 'text'] True __main__ True",
