@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from groupwise.objective.objective import Objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise.config import Config, OptimizerSettings
 from groupwise.errors import ConfigError
+from groupwise.objective.objective import Objective
 from groupwise.recipe import find_recipe, parse, read_recipe, read_yaml
 from groupwise.strict_yaml import load_yaml
 

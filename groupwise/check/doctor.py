@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupwise.config import Config
-from groupwise.errors import GroupwiseError
+from groupwise.errors import GroupwiseError, RewardError
 
 HUB_SECONDS = 3.0
 DISK_GB = 5.0
@@ -28,6 +28,7 @@ MEMORY_GB = 2.0
 # Packages whose import name is not the name they are installed by.
 IMPORTS = {"pyyaml": "yaml", "math-verify": "math_verify", "reasoning-gym": "reasoning_gym"}
 COMPILER = "apt install build-essential"
+CODE_REWARDS = ("code_output", "code_tests")
 # Tasks whose problems come from the hub unless task.path says otherwise.
 HUB_TASKS = ("gsm8k", "aqua_rat", "mathqa", "math")
 
@@ -54,6 +55,7 @@ def examine(config: Config) -> Iterator[Line]:
         # What follows then goes by what is cached, instead of waiting for time-outs.
         os.environ["HF_HUB_OFFLINE"] = "1"
     yield from _guarded("extras", lambda: extras(config))
+    yield from _guarded("code sandbox", lambda: [code_sandbox(config)])
     yield from _guarded("engines", engines)
     yield from _guarded("vLLM servers", lambda: vllm_servers(config))
     yield from _guarded("model", lambda: [model(config)])
@@ -212,6 +214,18 @@ def hub() -> Line:
     except (OSError, ValueError) as error:
         text = f"{address} cannot be reached ({error}): only what is cached can be used"
         return Line("note", "hub", text, "get online, or use folders for model: and task.path")
+
+
+def code_sandbox(config: Config) -> Line:
+    """Whether programs that models write can be isolated here; tried, not guessed."""
+    from groupwise.rewards.sandbox.ways import check_isolation
+
+    needed = any(reward.name in CODE_REWARDS for reward in config.rewards)
+    try:
+        return Line("ok", "code sandbox", f"isolates programs in answers ({check_isolation()})")
+    except RewardError as error:
+        text, _, fix = str(error).partition(" fix: ")
+        return Line("fix" if needed else "note", "code sandbox", text, fix)
 
 
 def engines() -> Iterator[Line]:

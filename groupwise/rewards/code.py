@@ -1,43 +1,46 @@
 """Rewards for programs: the Python code in an answer is run, and what it prints is compared.
 
-Every program runs in a process of its own with limits on time, memory and output, without network
-and without the right to write files or start processes; groupwise.rewards.sandbox says what is
-guaranteed where. A program that fails, hangs or floods scores 0: it never fails the reward.
+Every program runs in a process of its own that it cannot leave: groupwise.rewards.sandbox says how.
+It gets its input and nothing else; what it should print is compared here. A program that fails,
+hangs or floods scores 0: it never fails the reward. A machine that cannot isolate programs does.
 
 The functions are asynchronous, so the answers of a batch run side by side, one to each core.
 """
 
 import asyncio
-import contextlib
-import math
 import os
-import signal
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from groupwise.rewards.base import with_own_limits
+from groupwise.rewards.sandbox.run import run_isolated
+from groupwise.rewards.sandbox.ways import check_isolation
 from groupwise.rewards.tags import tag_content
 
 MAX_OUTPUT = 100_000
 MAX_PROGRAM = 100_000
 
-_SANDBOX = Path(__file__).with_name("sandbox.py")
 _SEATS: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Ran:
     """Ran(exit_code=0, output="42\\n"). The code is None if it ran out of time or into the limit
-    on output; it is negative if the kernel ended it."""
+    on output."""
 
     exit_code: int | None
     output: str
 
 
+def _longest(
+    tests: Sequence[Mapping[str, Any]] = ({},), seconds: float = 5.0, **_: object
+) -> float:
+    return len(tests) * seconds
+
+
+@with_own_limits(check=check_isolation, seconds=_longest)
 async def code_output(
     completion: str, answer: str, stdin: str = "", seconds: float = 5.0, memory_mb: int = 512
 ) -> float:
@@ -45,30 +48,32 @@ async def code_output(
 
     Spaces at the end of lines and blank lines at the end of the output do not matter.
     """
-    program = program_of(completion)
-    if program is None:
-        return 0.0
-    return float(await _prints(program, stdin, str(answer), seconds, memory_mb))
+    return await code_tests(completion, [{"input": stdin, "output": answer}], seconds, memory_mb)
 
 
+@with_own_limits(check=check_isolation, seconds=_longest)
 async def code_tests(
     completion: str,
     tests: Sequence[Mapping[str, Any]],
     seconds: float = 5.0,
     memory_mb: int = 512,
 ) -> float:
-    """The share of `tests` (a column) that the answer's program passes.
+    """The share of `tests` (a column) that the answer's program passes, each within `seconds`.
 
-    A test is {"input": "3 4", "output": "7"}: what the program reads and what it must print.
+    A test is {"input": "3 4", "output": "7"}: what the program reads and what it must print. A
+    program that runs out of time in one of them is not run again: the rest count as failed.
     """
     program = program_of(completion)
     if program is None or not tests:
         return 0.0
-    passed = [
-        await _prints(program, str(t.get("input", "")), str(t["output"]), seconds, memory_mb)
-        for t in tests
-    ]
-    return sum(passed) / len(passed)
+    passed = 0
+    async with _seat():  # for all tests, so that answers are finished one after the other
+        for test in tests:
+            ran = await _run(program, str(test.get("input", "")), seconds, memory_mb)
+            if ran.exit_code is None:
+                break
+            passed += ran.exit_code == 0 and _lines(ran.output) == _lines(str(test["output"]))
+    return passed / len(tests)
 
 
 def program_of(text: str) -> str | None:
@@ -91,59 +96,15 @@ async def run_python(
     program: str, stdin: str = "", seconds: float = 5.0, memory_mb: int = 512
 ) -> Ran:
     """Run a program under the limits. Not more of them at once than there are cores."""
-    with tempfile.TemporaryDirectory(prefix="groupwise-") as folder:
-        file = Path(folder) / "main.py"
-        file.write_text(program, encoding="utf-8", errors="replace")
-        arguments = (str(file), str(math.ceil(seconds)), str(memory_mb * 2**20))
-        async with _seat():
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-B", "-X", "utf8", str(_SANDBOX), *arguments),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                cwd=folder,
-                env={},  # no keys and no tokens to print
-                start_new_session=True,
-            )
-            try:
-                output = await asyncio.wait_for(_talk(process, stdin.encode()), seconds)
-                code = process.returncode if len(output) <= MAX_OUTPUT else None
-            except TimeoutError:
-                code, output = None, b""
-            finally:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                # asyncio sees the end of a process only when its output has been read to the end.
-                while process.stdout and await process.stdout.read(65536):
-                    pass
-                await process.wait()
-    return Ran(code, output[:MAX_OUTPUT].decode("utf-8", "replace"))
+    async with _seat():
+        return await _run(program, stdin, seconds, memory_mb)
 
 
-async def _talk(process: asyncio.subprocess.Process, stdin: bytes) -> bytes:
-    assert process.stdin is not None and process.stdout is not None
-
-    async def write(pipe: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            pipe.write(stdin)
-            await pipe.drain()
-            pipe.close()
-
-    async def read(pipe: asyncio.StreamReader) -> bytes:
-        output = b""
-        while len(output) <= MAX_OUTPUT and (chunk := await pipe.read(65536)):
-            output += chunk
-        return output
-
-    _, output = await asyncio.gather(write(process.stdin), read(process.stdout))
-    if len(output) <= MAX_OUTPUT:
-        await process.wait()
-    return output
-
-
-async def _prints(program: str, stdin: str, expected: str, seconds: float, memory_mb: int) -> bool:
-    ran = await run_python(program, stdin, seconds, memory_mb)
-    return ran.exit_code == 0 and _lines(ran.output) == _lines(expected)
+async def _run(program: str, stdin: str, seconds: float, memory_mb: int) -> Ran:
+    way = check_isolation()
+    text = stdin.encode("utf-8", "replace")
+    ended = await run_isolated(way, program, text, seconds, memory_mb, MAX_OUTPUT)
+    return Ran(ended.code, ended.output.decode("utf-8", "replace"))
 
 
 def _lines(text: str) -> list[str]:

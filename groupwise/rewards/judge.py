@@ -35,6 +35,7 @@ from weakref import WeakKeyDictionary
 
 import httpx2
 
+from groupwise.config.addresses import check_key_variable
 from groupwise.errors import quoted
 from groupwise.rewards.base import with_own_limits
 from groupwise.secrets import masked
@@ -270,6 +271,11 @@ def _endpoint(url: str) -> httpx2.URL:
 
 
 def _key(variable: str) -> str | None:
+    """A column of the data may fill `key_variable` too, so it is checked here as in the config."""
+    try:
+        check_key_variable(variable)
+    except ValueError as error:
+        raise JudgeError(str(error)) from None
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise JudgeError(f"the value of {variable} is no key: no header can hold it")

@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+from groupwise.errors import RewardError
+from groupwise.rewards.base import with_own_limits
+
 
 def right(completion: str, answer: str) -> bool:
     return completion == answer
@@ -205,3 +208,12 @@ def spoils_all(completions: list[str], words: list[list[str]], **columns: object
 
 def sees(completion: str, words: list[str], prompt: list[dict[str, str]]) -> float:
     return len(words) if prompt[0]["content"] == "hi" else -1.0
+
+
+def _lacks_something() -> None:
+    raise RewardError("this machine lacks something")
+
+
+@with_own_limits(check=_lacks_something, seconds=lambda **_: 0.0)
+async def not_on_this_machine(completion: str) -> float:
+    return 1.0

@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from groupwise.rewards import code, sandbox
+from groupwise.rewards import code
 from groupwise.rewards.base import Reward
 from groupwise.rewards.code import Ran, program_of, run_python
 from groupwise.rewards.scorer import Scorer
@@ -89,39 +88,12 @@ def test_what_is_not_allowed_fails(program: str) -> None:
     assert ran.exit_code != 0 and ran.output == ""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="enforced by Linux")
 def test_the_kernel_refuses_native_code_too() -> None:
     probe = (
         "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
         "print(libc.socket(2, 1, 0), libc.unlink(b'x'), libc.kill(1, 0), libc.fork())"
     )
     assert run(probe) == Ran(0, "-1 -1 -1 -1\n")
-
-
-def test_without_the_kernels_filter_an_audit_hook_refuses(tmp_path: Path) -> None:
-    script = (
-        "import sys, runpy; sys.path.insert(0, sys.argv[1]); import sandbox\n"
-        "sandbox.filter_system_calls = lambda: False\n"
-        "sandbox.main(sys.argv[2], '5', str(2**30))\n"
-    )
-    folder = str(Path(sandbox.__file__).parent)
-    for program, works in {
-        "print(open(__file__).read()[:5])": True,
-        "open('x', 'w')": False,
-        "import os; os.open('x', os.O_CREAT | os.O_WRONLY)": False,
-        "import socket; socket.socket()": False,
-        "import subprocess; subprocess.run(['true'])": False,
-        "import os; os.system('true')": False,
-        "import os; os.remove(__file__)": False,
-        "import ctypes; ctypes.CDLL(None)": False,
-    }.items():
-        file = tmp_path / "program.py"
-        file.write_text(program)
-        command = [sys.executable, "-I", "-c", script, folder, str(file)]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert (ended.returncode == 0) == works, (program, ended.stderr)
-        assert works or "PermissionError" in ended.stderr
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
@@ -145,6 +117,28 @@ def test_threads_and_text_of_any_kind_work() -> None:
     threads = "import threading as t; a = t.Thread(target=print, args=('π',)); a.start(); a.join()"
     assert run(threads) == Ran(0, "π\n")
     assert run("print('\ud800')") == Ran(0, "?\n")  # half a surrogate pair, which is no character
+
+
+def test_a_program_that_runs_out_of_time_is_not_run_again() -> None:
+    tests = [{"input": "1", "output": "1"}, *[{"input": "loop", "output": "2"}] * 11]
+    program = "x = input()\nwhile x == 'loop': pass\nprint(x)"
+    start = time.monotonic()
+    assert asyncio.run(code.code_tests(fenced(program), tests, seconds=1.0)) == 1 / 12
+    assert time.monotonic() - start < 8
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_answers_that_loop_or_take_long_in_many_tests_do_not_end_the_run(
+    on_error: Literal["stop", "skip"],
+) -> None:
+    tests = [{"input": str(number), "output": str(2 * number)} for number in range(12)]
+    problem = Problem("p", "Double it.", {"tests": tests})
+    right, slow = "print(2 * int(input()))", "import time; time.sleep(0.2); print(2 * int(input()))"
+    texts = [fenced(program) for program in (*["while True: pass"] * 8, right, slow)]
+    reward = Reward("tests", "groupwise.rewards.code:code_tests", options={"seconds": 2.0})
+    with Scorer([reward], timeout=1.5, on_error=on_error) as scorer:
+        assert scorer.score([problem] * 10, texts) == {"tests": [*[0.0] * 8, 1.0, 1.0]}
+        assert scorer.errors == 0
 
 
 def test_programs_run_through_the_scorer_and_leave_nothing_behind(tmp_path: Path) -> None:

@@ -123,12 +123,18 @@ def test_a_server_that_stays_busy_or_is_gone_is_named(server: Server, tmp_path: 
 def test_a_refusal_is_final_and_does_not_show_the_key(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("GROUPWISE_MY_KEY", "secret")
     server.script = [(401, "who are you?")]
     with pytest.raises(JudgeError, match=r"refused: HTTP 401: 'who are you\?'") as error:
-        ask(server, tmp_path, key_variable="MY_KEY")
+        ask(server, tmp_path, key_variable="GROUPWISE_MY_KEY")
     assert "secret" not in str(error.value) and len(server.requests) == 1
     assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_a_column_of_the_data_cannot_name_another_secret(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(JudgeError, match="begins with GROUPWISE_"):
+        ask(server, tmp_path, key_variable="AWS_SECRET_ACCESS_KEY")
+    assert not server.requests
 
 
 SECRET = "k-31415926535-long"
