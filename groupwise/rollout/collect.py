@@ -1,5 +1,6 @@
 """N problems in, N scored groups out; with dynamic sampling, groups that have spread."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,7 +53,7 @@ def sample_groups(
     first being the coolest; the engine is then asked once for each temperature.
     """
     requests = [
-        Request(tokens, tuple(answer_key(seed, step, problem.id, i) for i in range(group_size)))
+        Request(tokens, tuple(_key(seed, step, problem, index) for index in range(group_size)))
         for problem, tokens in problems
     ]
     if temperatures is None:
@@ -63,6 +64,11 @@ def sample_groups(
         Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
         for (problem, tokens), completions in zip(problems, answers, strict=True)
     ]
+
+
+def _key(seed: int, step: int | str, problem: Problem, index: int) -> int:
+    again = (problem.occurrence,) if problem.occurrence else ()
+    return answer_key(seed, step, problem.id, index, *again)
 
 
 def share_groups(
@@ -128,14 +134,24 @@ def collect(
 
     With `max_draws` above 1, groups without spread are replaced by fresh ones as long as the budget
     of `max_draws * prompts` problems lasts; when it runs out, the newest of them fill the batch.
+    A problem that is drawn more than once is counted, so that each time it gets other answers.
     """
-    groups = sample(draw(prompts))
+    times_drawn: Counter[str] = Counter()
+
+    def draw_counted(count: int) -> list[Prompted]:
+        counted: list[Prompted] = []
+        for problem, tokens in draw(count):
+            counted.append((replace(problem, occurrence=times_drawn[problem.id]), tokens))
+            times_drawn[problem.id] += 1
+        return counted
+
+    groups = sample(draw_counted(prompts))
     drawn, budget = prompts, int(max_draws * prompts)
     useful = [group for group in groups if group.has_spread]
     spare = [group for group in groups if not group.has_spread]
     while max_draws > 1 and len(useful) < prompts and drawn < budget:
         wanted = min(prompts - len(useful), budget - drawn)
-        fresh = sample(draw(wanted))
+        fresh = sample(draw_counted(wanted))
         drawn += wanted
         useful += [group for group in fresh if group.has_spread]
         spare += [group for group in fresh if not group.has_spread]
