@@ -32,10 +32,10 @@ from groupwise.tracking.report import (
 )
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
+from groupwise.tracking.whole import replace_folder, writing
 from groupwise.training.checkpoint import (
     load_into,
     newest_checkpoint,
-    replace_folder,
     save_checkpoint,
     save_model,
 )
@@ -84,7 +84,7 @@ def train(
             if finished is not None and finished["steps"] >= config.steps:
                 log.info("%s is finished: nothing to do", run.path)
                 return Result(run.path, finished)
-            newest = world.first_does(lambda: _as_text(newest_checkpoint(run.checkpoints)))
+            newest = world.first_does(lambda: _start_from(run))
             with world.one_ahead():
                 weights = newest and f"{newest}/model"
                 parts = load_parts(
@@ -123,8 +123,11 @@ def run_to_the_end(
     return finish(parts, state, run, quiet)
 
 
-def _as_text(path: pathlib.Path | None) -> str | None:
-    return None if path is None else str(path)
+def _start_from(run: RunFolder) -> str | None:
+    """The checkpoint that the run goes on from; None to begin."""
+    newest = newest_checkpoint(run.checkpoints)
+    run.check_start(newest)
+    return None if newest is None else str(newest)
 
 
 def default_folder(config: Config) -> pathlib.Path:
@@ -154,7 +157,10 @@ def make_state(
         reference = make_reference(config, policy, fresh=resumed is None)
     optimizer, shards = make_stepper(config, policy, world)
     weight = config.algorithm.entropy_weight
-    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight)
+    settings = config.model_dump(mode="json")
+    state = TrainState(
+        policy, optimizer, reference, shards, entropy_weight=weight, settings=settings
+    )
     if resumed is not None:
         load_into(state, resumed)
     return state
@@ -186,9 +192,10 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
         (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
 
     replace_folder(run.path / "model", write)
-    save_curve(steps, run.path / "reward.png")
-    write_report(run.path, summary)
-    save_before_after(state.before, after, run.path / "eval" / "before_after.md")
+    with writing(run.path):
+        save_curve(steps, run.path / "reward.png")
+        write_report(run.path, summary)
+        save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
     if not quiet:
         print_curve([line["reward"] for line in steps])

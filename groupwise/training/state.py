@@ -33,6 +33,8 @@ class TrainState:
     best: float | None = None
     before: dict[str, float] = field(default_factory=dict)
     pending: list[Collected] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The run's config as plain values: should config.yaml be lost, a checkpoint still has it."""
 
     @property
     def learner(self) -> Policy:
@@ -46,15 +48,20 @@ class TrainState:
                 {"drawn": step.drawn, "groups": [to_json(group) for group in step.groups]}
                 for step in self.pending
             ],
+            "settings": self.settings,
         }
 
     def load_numbers(self, data: dict[str, Any]) -> None:
         for name in _NUMBERS:
             setattr(self, name, data[name])
-        self.pending = [
-            Collected([group_from_json(group) for group in step["groups"]], step["drawn"])
-            for step in data["pending"]
-        ]
+        self.pending = pending_from_json(data["pending"])
+
+
+def pending_from_json(data: list[dict[str, Any]]) -> list[Collected]:
+    return [
+        Collected([group_from_json(group) for group in step["groups"]], step["drawn"])
+        for step in data
+    ]
 
 
 _NUMBERS = (
