@@ -193,12 +193,14 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
 
     replace_folder(run.path / "model", write)
     with writing(run.path):
-        save_curve(steps, run.path / "reward.png")
+        if steps:
+            save_curve(steps, run.path / "reward.png")
         write_report(run.path, summary)
         save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
     if not quiet:
-        print_curve([line["reward"] for line in steps])
+        if steps:
+            print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
         console.print(before_after_table(state.before, after, title))
         print_findings(findings)

@@ -36,7 +36,14 @@ from groupwise.tracking.whole import (
     set_aside,
     why_not_written,
 )
-from groupwise.training.damage import MANIFEST, STATE, find_damage, make_manifest, saved_contents
+from groupwise.training.damage import (
+    MANIFEST,
+    STATE,
+    find_damage,
+    make_manifest,
+    saved_contents,
+    sealed,
+)
 from groupwise.training.state import TrainState
 
 log = logging.getLogger("groupwise")
@@ -59,7 +66,7 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
         numbers = {**state.numbers(), "contents": saved_contents(folder)}
-        (folder / STATE).write_text(json.dumps(numbers))
+        (folder / STATE).write_text(json.dumps(sealed(numbers)))
         (folder / MANIFEST).write_text(json.dumps(make_manifest(folder)))
 
     target = root / f"step-{state.step:06d}"
@@ -160,9 +167,6 @@ def load_into(state: TrainState, folder: pathlib.Path) -> None:
     if state.reference is not None and reference.exists():
         state.reference.load(load_file(reference))
     state.load_numbers(json.loads((folder / "state.json").read_text()))
-    for group in (group for step in state.pending for group in step.groups):
-        if any(not 0 <= t < state.policy.vocab for c in group.completions for t in c.tokens):
-            raise RunFolderError(f"{folder / STATE} holds answers with tokens the model lacks")
 
 
 def _check_shapes(saved: "SavedTensors", state: TrainState, folder: pathlib.Path) -> None:

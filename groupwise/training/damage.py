@@ -1,22 +1,28 @@
 """What is wrong with a stored checkpoint, if anything: asked before any of it is loaded.
 
 The manifest has the size and SHA-256 of every file. Beside that `state.json` says what was saved:
-the tensors of each safetensors file by type and shape, the hash of any other. So a file that is
-gone, or that was swapped for another, is noticed also where the manifest was written anew.
+the tensors of each safetensors file by type and shape, the hash of any other and of itself. So what
+is gone or was swapped for something else is noticed also where the manifest was written anew.
 """
 
 import hashlib
 import json
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from groupwise.training.state import pending_from_json
-
 MANIFEST, STATE = "manifest.json", "state.json"
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    SafetensorError,
+)
 
 
 def find_damage(folder: pathlib.Path) -> str | None:
@@ -28,8 +34,8 @@ def find_damage(folder: pathlib.Path) -> str | None:
             or _changed(folder, manifest)
             or _wrong_state(folder, _object(folder / STATE))
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"no readable manifest: {error}"
+    except _UNREADABLE as error:
+        return f"it cannot be read: {type(error).__name__}: {str(error)[:200]}"
 
 
 def make_manifest(folder: pathlib.Path) -> dict[str, Any]:
@@ -38,6 +44,13 @@ def make_manifest(folder: pathlib.Path) -> dict[str, Any]:
         for name, path in _files(folder).items()
         if name != MANIFEST
     }
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What state.json holds, with a hash of its own."""
+    bare = {name: value for name, value in state.items() if name != "sha256"}
+    text = json.dumps(bare, sort_keys=True)
+    return {**bare, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def saved_contents(folder: pathlib.Path) -> dict[str, Any]:
@@ -72,32 +85,21 @@ def _changed(folder: pathlib.Path, manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _wrong_state(folder: pathlib.Path, state: Mapping[str, Any]) -> str | None:
-    """Whether state.json says something impossible, or something else than what is there."""
-    try:
-        saved = state["contents"]
-        for name, content in saved.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if isinstance(content, str):
-                if _digest(path) != content:
-                    return f"{name} is not the one that was saved"
-            elif (difference := _other_tensors(_tensors(path), content)) is not None:
-                return f"{name}: {difference}"
-        if not any(name.startswith("optimizer") for name in saved):
-            return "the optimizer's file is missing"
-        if type(state["step"]) is not int or f"step-{state['step']:06d}" != folder.name:
-            return f"{STATE} is of step {str(state['step'])[:20]}"
-        numbers = [state["seconds"], state["entropy_weight"], *state["before"].values()]
-        numbers += [state[name] for name in ("entropy", "best") if state[name] is not None]
-        if type(state["cursor"]) is not int or state["cursor"] < 0:
-            return f"{STATE} has no position in the data"
-        if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
-            return f"{STATE} holds something that is not a number"
-        pending_from_json(state["pending"])
-    except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        return f"{STATE} or what it names cannot be read: {type(error).__name__}: {error}"
+def _wrong_state(folder: pathlib.Path, state: dict[str, Any]) -> str | None:
+    """Whether state.json was changed, or says something else than what is there."""
+    if f"step-{state['step']:06d}" != folder.name:
+        return f"{STATE} is of step {state['step']}"
+    if state != sealed(state):
+        return f"{STATE} was changed"
+    for name, content in state["contents"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if isinstance(content, str):
+            if _digest(path) != content:
+                return f"{name} is not the one that was saved"
+        elif (difference := _other_tensors(_tensors(path), content)) is not None:
+            return f"{name}: {difference}"
     return None
 
 

@@ -54,14 +54,10 @@ class TrainState:
     def load_numbers(self, data: dict[str, Any]) -> None:
         for name in _NUMBERS:
             setattr(self, name, data[name])
-        self.pending = pending_from_json(data["pending"])
-
-
-def pending_from_json(data: list[dict[str, Any]]) -> list[Collected]:
-    return [
-        Collected([group_from_json(group) for group in step["groups"]], step["drawn"])
-        for step in data
-    ]
+        self.pending = [
+            Collected([group_from_json(group) for group in step["groups"]], step["drawn"])
+            for step in data["pending"]
+        ]
 
 
 _NUMBERS = (
