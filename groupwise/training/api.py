@@ -80,6 +80,7 @@ def train(
     with joined(config.device, config.distributed.timeout) as world:
         check_ranks(config, world)
         with open_run(folder, config, world) as run, StopRequest() as stop:
+            stop.at_once = world.size == 1
             finished = world.broadcast(run.summary)
             if finished is not None and finished["steps"] >= config.steps:
                 log.info("%s is finished: nothing to do", run.path)
@@ -116,6 +117,7 @@ def run_to_the_end(
     first = state.optimizer.world.first
     makers = _tracker_makers(config, run, state.step, quiet) if first else {}
     trackers = Trackers(makers)
+    stop.at_once = False
     try:
         run_loop(parts, state, run, trackers, stop)
     finally:

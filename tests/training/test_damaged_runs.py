@@ -7,11 +7,12 @@ import pathlib
 import resource
 import shutil
 import signal
+import time
 from typing import Any
 
 import pytest
 
-from groupwise.errors import GroupwiseError, RunFolderError
+from groupwise.errors import GroupwiseError, Interrupted, RunFolderError
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking import run as run_module
 from groupwise.tracking.run import RunFolder, read_metrics, restart
@@ -250,6 +251,19 @@ def test_two_signals_within_moments_are_one(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_before_training_begins_ends_the_run_at_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        raise AssertionError("loading went on")
+
+    monkeypatch.setattr(api, "load_parts", slow)
+    with pytest.raises(Interrupted, match="SIGTERM before training began"):
+        train(CONFIG, tmp_path / "run", quiet=True)
 
 
 def test_a_save_that_is_interrupted_leaves_nothing_half(
