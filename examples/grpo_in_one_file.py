@@ -108,9 +108,8 @@ def gumbel(keys: list[int], position: int, vocab: int) -> Tensor:
     halves = torch.tensor([[signed(k & 0xFFFFFFFF), signed(k >> 32)] for k in keys]).int()
     low = mix(halves[:, 0] ^ mix(torch.full((len(keys),), position).int() * GOLDEN))
     high = mix(halves[:, 1] + low)
-    low = mix(low ^ high)
-    h = mix(torch.arange(vocab).int() * GOLDEN ^ low[:, None], high[:, None])
-    return -(-(((h >> 9) & 0x7FFFFF).float() + 0.5).mul(2.0**-23).log()).log()
+    h = mix(torch.arange(vocab).int() * GOLDEN ^ mix(low ^ high)[:, None], high[:, None])
+    return -(-(((h >> 1 | -(2**31)).float() + 0.5) * 2.0**-31 * (1 - 2.0**-24)).log1p()).log()
 
 
 # ----------------------------------------------------------------------------------------- rollout

@@ -29,12 +29,15 @@ class Problem:
 
     `id` names the problem in every random draw, so it must be unique and stable within a task.
     `prefill` is text that opens every answer ("<think>"): the model continues it, rewards see it.
+    `occurrence` counts how often the same step drew the problem before: each time it is answered
+    anew.
     """
 
     id: str
     prompt: Prompt
     columns: Mapping[str, Any] = field(default_factory=dict)
     prefill: str = ""
+    occurrence: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """groupwise train: a recipe becomes a run folder."""
 
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from groupwise.cli.app import TrustCode, Words, app
 from groupwise.cli.chosen import Preset, Tiny, choose
 from groupwise.config import Config
 from groupwise.errors import ConfigError
+from groupwise.tracking.run import restart as set_run_aside
 
 
 @app.command()
@@ -18,6 +20,9 @@ def train(
     out: Annotated[str | None, typer.Option(help="Run folder.", show_default="runs/RECIPE")] = None,
     preset: Preset = None,
     tiny: Tiny = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start over; what is in the folder is kept aside.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,
     nproc: Annotated[
         int, typer.Option(help="Processes on this machine that train together.", min=1)
@@ -45,6 +50,8 @@ def train(
 
     chosen = choose(words, preset, tiny, trust_code)
     folder = out or chosen.folder
+    if restart and os.environ.get("RANK", "0") == "0":
+        set_run_aside(pathlib.Path(folder))
     if launcher is not None:
         _finished(folder, _on_ray(launcher, chosen.config, folder, nproc, quiet))
         return

@@ -22,7 +22,7 @@ from groupwise.policy.resolve import resolve_model
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking.card import model_card
 from groupwise.tracking.run import read_summary
-from groupwise.training.checkpoint import replace_folder
+from groupwise.tracking.whole import replace_folder
 
 
 def export_model(model: str, out: pathlib.Path, *, merge: bool) -> bool:

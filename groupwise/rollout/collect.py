@@ -53,7 +53,7 @@ def sample_groups(
     first being the coolest; the engine is then asked once for each temperature.
     """
     requests = [
-        Request(tokens, tuple(answer_key(seed, step, problem.id, i) for i in range(group_size)))
+        Request(tokens, tuple(_key(seed, step, problem, index) for index in range(group_size)))
         for problem, tokens in problems
     ]
     if temperatures is None:
@@ -64,6 +64,11 @@ def sample_groups(
         Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
         for (problem, tokens), completions in zip(problems, answers, strict=True)
     ]
+
+
+def _key(seed: int, step: int | str, problem: Problem, index: int) -> int:
+    again = (problem.occurrence,) if problem.occurrence else ()
+    return answer_key(seed, step, problem.id, index, *again)
 
 
 def own_problems(world: World, problems: Sequence[Prompted]) -> list[Prompted]:

@@ -4,6 +4,10 @@ A sequential generator would make an answer depend on what was sampled before it
 noise is a hash of a key, so the same seed gives the same answer alone or in a batch, in any order,
 on any engine, and a resumed run needs no generator state. Sampling is Gumbel-max: the argmax of
 logits plus Gumbel noise is a draw from softmax(logits).
+
+The noise has 54 bits where it is large, which is where improbable tokens are drawn: one that is 30
+logits below the top comes up as often as it should. 31 bits are a token's own. The 23 below them
+belong to the row and cost nothing by token; they count only where a token's own are all zero.
 """
 
 import hashlib
@@ -13,6 +17,8 @@ from torch import Tensor
 
 # Odd constants with well-mixed bits (the finalizer of MurmurHash3 and the golden ratio), as int32.
 _GOLDEN, _MIX1, _MIX2 = (c - (c >> 31 << 32) for c in (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
+# A hair under 2**-31: rounding to float32 must not make a v of 1, whose noise is infinite.
+_SCALE = (1 - 2.0**-24) * 2.0**-31
 
 
 def answer_key(seed: int, *parts: int | str) -> int:
@@ -36,16 +42,21 @@ def gumbel(keys_B2: Tensor, positions_B: Tensor, vocab: int) -> Tensor:
     low = _mix(low ^ high)
     h = torch.arange(vocab, dtype=torch.int32, device=keys_B2.device) * _GOLDEN ^ low[:, None]
     h = _mix(h, high[:, None])
-    # 23 bits, centred: 0 < u < 1 exactly, so both logarithms are finite in float32.
-    u = ((h >> 9) & 0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
-    return u.log_().neg_().log_().neg_()
+    # The noise is -log(-log(1 - v)) for a uniform v, which float32 holds finely only near 0. Here
+    # it is negative: the integer is from -2**31 to -1, and `below` between 0 and 1, both exclusive.
+    # `h` is uniform for a given `low`, so what follows from `low` alone is independent of it.
+    below = ((_mix(low + _GOLDEN) >> 9) & 0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
+    h >>= 1
+    h |= -(2**31)
+    minus_v = h.to(torch.float32).add_(below[:, None]).mul_(_SCALE)
+    return minus_v.log1p_().neg_().log_().neg_()
 
 
 def _mix(h: Tensor, salt: Tensor | int = 0) -> Tensor:
     """An avalanche of 32 bits: every input bit reaches every output bit. Shifts are logical."""
-    h = h ^ ((h >> 16) & 0xFFFF)
+    h = h ^ (h >> 16).bitwise_and_(0xFFFF)
     h = h.mul_(_MIX1).add_(salt)
-    h ^= (h >> 13) & 0x7FFFF
+    h ^= (h >> 13).bitwise_and_(0x7FFFF)
     h *= _MIX2
-    h ^= (h >> 16) & 0xFFFF
+    h ^= (h >> 16).bitwise_and_(0xFFFF)
     return h

@@ -7,17 +7,21 @@ checkpoints/  best/  model/  events/  reward.png  report.html  summary.json
 
 import fcntl
 import gzip
+import hashlib
 import json
+import logging
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
 from groupwise.config import Config
 from groupwise.config.flat import leaves, within
-from groupwise.errors import RunFolderError
+from groupwise.errors import GroupwiseError, RunFolderError
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
+from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
 from groupwise.types import Group, to_json
 
 # What may change between two starts of the same run without changing what was computed so far.
@@ -32,10 +36,18 @@ FREE = (
     *(f"reference.{name}" for name in ("urls", "token_env", "timeout")),
     *(f"workers.{name}" for name in ("count", "urls", "token_env", "timeout")),
 )
-# What a run that failed at the start may have left.
-OWN = (".lock", "config.yaml", "metrics.jsonl", "findings.jsonl", "events", "eval")
+# What a run that was killed before its first step was logged may have left.
+OWN = re.compile(
+    r"\.lock|config\.(yaml|tmp)|(metrics|findings)\.jsonl(\.new)?|events|eval|rollouts|checkpoints"
+    r"|best\.new|before-restart-\d+|.+\.damaged(-\d+)?"
+)
 # Which problems each stored step holds, with the lowest, mean and highest reward of their answers.
 INDEX = "rollouts/index.jsonl"
+METRICS, FINDINGS = "metrics.jsonl", "findings.jsonl"
+SHOWN = ("loss", "reward")  # what every step's line has
+BEFORE = "before-restart-"
+
+log = logging.getLogger("groupwise")
 
 
 class RunFolder:
@@ -44,14 +56,9 @@ class RunFolder:
     def __init__(self, path: pathlib.Path, config: Config) -> None:
         self.path = path
         self.config = config
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(f"{path} is in use by another run; give --out another") from None
-        except OSError as error:
-            raise RunFolderError(f"cannot use {path} as a run folder: {error.strerror}") from error
+        self._lock = _locked(path)
+        self.saved_every = config.checkpoint.every
+        """`checkpoint.every` of the run so far."""
         self._claim()
 
     def __enter__(self) -> "RunFolder":
@@ -75,65 +82,198 @@ class RunFolder:
         A run that failed before its first step has nothing to lose: its folder is free again.
         """
         owned = self.path / "config.yaml"
-        if owned.exists() and (self.checkpoints.exists() or read_metrics(self.path)):
-            changed = differences(parse(read_yaml(owned)), self.config)
+        stored = _read_config(owned)
+        begun = self._has_begun()
+        foreign = [] if begun else [p.name for p in self.path.iterdir() if not _is_own(p)]
+        if foreign:
+            raise RunFolderError(
+                f"{self.path} is not empty and is not a run folder (it holds {foreign[0]}); "
+                "give --out an empty or new folder"
+            )
+        if begun:
+            before = _settings_in_checkpoints(self.checkpoints) or stored
+            if isinstance(before, str):
+                raise cannot_go_on(self.path, f"config.yaml {before}, and no checkpoint has it")
+            changed = differences(before, self.config)
             if changed:
                 raise RunFolderError(
                     f"{self.path} belongs to a run with other settings: {'; '.join(changed)}. "
                     "Use the same settings to resume it, or give another --out"
                 )
-        elif foreign := [p.name for p in self.path.iterdir() if p.name not in OWN]:
-            raise RunFolderError(
-                f"{self.path} is not empty and is not a run folder (it holds {foreign[0]}); "
-                "give --out an empty or new folder"
+            self.saved_every = before.checkpoint.every
+            if not isinstance(stored, str) and differences(stored, before):
+                stored = "is not what the checkpoints were made with"
+            if isinstance(stored, str):
+                log.warning("%s %s: it is written again", owned, stored)
+        for name in ("best", "model"):
+            clear_leftovers(self.path / name)
+        if isinstance(stored, str) and os.path.lexists(owned):
+            set_aside(owned)
+        with writing(owned):
+            write_config(self.config, owned)
+
+    def _has_begun(self) -> bool:
+        """Whether a step left something behind."""
+        names = [METRICS, "checkpoints/step-*"]
+        if (self.path / "config.yaml").exists():
+            names += ["rollouts/step-*", "best", "model", "summary.json"]
+        found = [path for name in names for path in self.path.glob(name)]
+        return any(path.is_dir() or path.stat().st_size for path in found if path.exists())
+
+    def check_start(self, newest: pathlib.Path | None) -> None:
+        """Refuse to begin from the start where a checkpoint must have been: someone took it."""
+        steps = [line["step"] for line in _mended(self.path / METRICS, _is_metrics)[0]]
+        if newest is None and steps and 0 < self.saved_every < steps[-1]:
+            raise cannot_go_on(
+                self.path, f"metrics.jsonl has {steps[-1]} steps and there is no checkpoint"
             )
-        write_config(self.config, owned)
 
     def rewind(self, step: int) -> None:
         """Drop what was logged after `step`, where the run goes on from."""
-        logs = ["metrics.jsonl", "findings.jsonl"]
+        logs = {METRICS: _is_metrics, FINDINGS: _has_step}
         if (self.path / INDEX).exists():
-            logs.append(INDEX)
-        for name in logs:
-            kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
-            aside = self.path / f"{name}.new"
-            aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(aside, self.path / name)
-        for path in (self.path / "rollouts").glob("step-*.jsonl.gz"):
-            if int(path.name[5:11]) > step:
-                path.unlink()
+            logs[INDEX] = _has_step
+        for name, is_right in logs.items():
+            path = self.path / name
+            lines, whole = _mended(path, is_right)
+            if not whole:
+                log.warning("%s was damaged: it is kept as %s", path, set_aside(path).name)
+            kept = [line for line in lines if line["step"] <= step]
+            write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+            if name == METRICS and len(kept) < step:
+                log.warning(
+                    "%s lacks %d of %d steps: curves have a gap", path, step - len(kept), step
+                )
+        for path in (self.path / "rollouts").glob("step-??????.jsonl.*"):
+            if path.name.endswith(".new") or path.name[5:11] > f"{step:06d}":
+                remove(path)
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
+        path = self.path / METRICS
+        with writing(path), path.open("a") as file:
             file.write(json.dumps(metrics) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         """Every answer with its scores and advantage, one group a line."""
-        folder = self.path / "rollouts"
-        folder.mkdir(exist_ok=True)
-        path = folder / f"step-{step:06d}.jsonl.gz"
+        path = self.path / "rollouts" / f"step-{step:06d}.jsonl.gz"
         lines = "".join(json.dumps(to_json(group), default=str) + "\n" for group in groups)
-        aside = path.with_suffix(".new")
-        aside.write_bytes(gzip.compress(lines.encode(), compresslevel=6, mtime=0))
-        os.replace(aside, path)
-        with (self.path / INDEX).open("a") as file:
-            file.write(json.dumps(_index_line(step, groups)) + "\n")
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, gzip.compress(lines.encode(), compresslevel=6, mtime=0))
+            with (self.path / INDEX).open("a") as file:
+                file.write(json.dumps(_index_line(step, groups)) + "\n")
 
     def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None:
         """What each held-out problem came to, `before` or `after` training, one a line."""
-        folder = self.path / "eval"
-        folder.mkdir(exist_ok=True)
-        aside = folder / f"{moment}.jsonl.new"
+        path = self.path / "eval" / f"{moment}.jsonl"
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
         lines = (json.dumps(line, ensure_ascii=True) + "\n" for line in problems)
-        aside.write_text("".join(lines), encoding="utf-8")
-        os.replace(aside, folder / f"{moment}.jsonl")
+        write_whole(path, "".join(lines))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        aside = self.path / "summary.json.new"
-        aside.write_text(json.dumps(summary, indent=2) + "\n")
-        os.replace(aside, self.path / "summary.json")
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _is_own(path: pathlib.Path) -> bool:
+    return OWN.fullmatch(path.name) is not None
+
+
+def _locked(path: pathlib.Path) -> IO[bytes]:
+    """The folder's lock, held until it is closed or this process ends."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.fdopen(os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), "r+b", 0)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunFolderError(f"{path} is in use by another run; give --out another") from None
+    except OSError as error:
+        raise RunFolderError(f"cannot use {path} as a run folder: {error.strerror}") from error
+    return lock
+
+
+def restart(path: pathlib.Path) -> None:
+    """Move all that a run left in its folder into before-restart-1 (2, ...) inside it."""
+    if not path.exists():
+        return
+    with _locked(path):
+        there = [p for p in path.iterdir() if p.name != ".lock" and not p.name.startswith(BEFORE)]
+        names = {p.name for p in there}
+        if not names & {"config.yaml", METRICS, "checkpoints"}:
+            return
+        number = 1
+        while (kept := path / f"{BEFORE}{number}").exists():
+            number += 1
+        with writing(kept):
+            kept.mkdir()
+            for entry in there:
+                os.replace(entry, kept / entry.name)
+        log.info("%s starts over; what was there is in %s", path, kept)
+
+
+def cannot_go_on(path: pathlib.Path, reason: str) -> RunFolderError:
+    return RunFolderError(
+        f"cannot go on with {path}: {reason}. To train from the start would write over its metrics "
+        "and answers. Put the files back from a copy; or start over with `groupwise train ... "
+        f"--restart`, which keeps all that is there in {path}/{BEFORE}1; or give another --out"
+    )
+
+
+def _read_config(path: pathlib.Path) -> Config | str:
+    """A run's settings, or in a few words why there are none."""
+    if not os.path.lexists(path):
+        return "is missing"
+    if not path.is_file():
+        return "is not a file"
+    try:
+        settings = read_yaml(path)
+        return parse(settings) if settings else "is empty"
+    except (GroupwiseError, OSError, ValueError, RecursionError) as error:
+        return f"cannot be read ({str(error)[:200]})"
+
+
+def _settings_in_checkpoints(folder: pathlib.Path) -> Config | None:
+    """The settings that the newest checkpoint with a whole state.json was made with."""
+    for state in sorted(folder.glob("step-??????/state.json"), reverse=True):
+        try:
+            if not state.is_file() or not (state.parent / "manifest.json").is_file():
+                continue
+            manifest = json.loads((state.parent / "manifest.json").read_text())
+            data = state.read_bytes()
+            if manifest["state.json"]["sha256"] == hashlib.sha256(data).hexdigest():
+                return parse(json.loads(data)["settings"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return None
+
+
+def _is_metrics(line: Any) -> bool:
+    return _has_step(line) and all(type(line.get(name)) in (int, float) for name in SHOWN)
+
+
+def _has_step(line: Any) -> bool:
+    return isinstance(line, dict) and type(line.get("step")) is int and line["step"] > 0
+
+
+def _mended(
+    path: pathlib.Path, is_right: Callable[[Any], bool]
+) -> tuple[list[dict[str, Any]], bool]:
+    """The lines that can be used, and whether those are all. A torn last one is no damage."""
+    if not path.is_file():
+        return [], not os.path.lexists(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    *lines, last = text.split("\n")
+    good: list[dict[str, Any]] = []
+    for line in [*lines, last]:
+        try:
+            value: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if is_right(value):
+            good.append(value)
+    return good, len(good) >= len(lines)
 
 
 def _index_line(step: int, groups: Sequence[Group]) -> dict[str, Any]:
@@ -146,10 +286,13 @@ def _index_line(step: int, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
+    path = folder / "summary.json"
     try:
-        return json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
+        summary = json.loads(path.read_text()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
         return None
+    whole = isinstance(summary, dict) and type(summary.get("steps")) is int
+    return summary if whole else None
 
 
 def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -159,10 +302,7 @@ def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     """A file of JSON Lines, none if it is not there; a last line torn by a crash is left out."""
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return []
+    lines = path.read_text().splitlines() if path.is_file() else []
     steps = []
     for line in lines:
         try:

@@ -35,10 +35,10 @@ from groupwise.tracking.report import (
 )
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
+from groupwise.tracking.whole import replace_folder, writing
 from groupwise.training.checkpoint import (
     load_into,
     newest_checkpoint,
-    replace_folder,
     save_checkpoint,
     save_model,
 )
@@ -88,11 +88,12 @@ def train(
     with joined(config.device, config.distributed.timeout) as world:
         check_ranks(config, world)
         with open_run(folder, config, world) as run, StopRequest() as stop:
+            stop.at_once = world.size == 1
             finished = world.broadcast(run.summary)
             if finished is not None and finished["steps"] >= config.steps:
                 log.info("%s is finished: nothing to do", run.path)
                 return Result(run.path, finished)
-            newest = world.first_does(lambda: _as_text(newest_checkpoint(run.checkpoints)))
+            newest = world.first_does(lambda: _start_from(run))
             with world.one_ahead():
                 weights = newest and f"{newest}/model"
                 parts = load_parts(
@@ -124,6 +125,7 @@ def run_to_the_end(
     first = state.optimizer.world.first
     makers = _tracker_makers(config, run, state.step, quiet) if first else {}
     trackers = Trackers(makers)
+    stop.at_once = False
     try:
         run_loop(parts, state, run, trackers, stop)
     finally:
@@ -131,8 +133,11 @@ def run_to_the_end(
     return finish(parts, state, run, quiet)
 
 
-def _as_text(path: pathlib.Path | None) -> str | None:
-    return None if path is None else str(path)
+def _start_from(run: RunFolder) -> str | None:
+    """The checkpoint that the run goes on from; None to begin."""
+    newest = newest_checkpoint(run.checkpoints)
+    run.check_start(newest)
+    return None if newest is None else str(newest)
 
 
 def default_folder(config: Config) -> pathlib.Path:
@@ -163,7 +168,16 @@ def make_state(
     optimizer, shards = make_stepper(config, policy, world)
     weight = config.algorithm.entropy_weight
     budget = TokenBudget(config.batch.tokens_per_microbatch, world, together=shards is not None)
-    state = TrainState(policy, optimizer, reference, shards, entropy_weight=weight, budget=budget)
+    settings = without_secrets(config.model_dump(mode="json"))
+    state = TrainState(
+        policy,
+        optimizer,
+        reference,
+        shards,
+        entropy_weight=weight,
+        settings=settings,
+        budget=budget,
+    )
     if resumed is not None:
         load_into(state, resumed)
     return state
@@ -195,12 +209,15 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
         (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
 
     replace_folder(run.path / "model", write)
-    save_curve(steps, run.path / "reward.png")
-    write_report(run.path, summary)
-    save_before_after(state.before, after, run.path / "eval" / "before_after.md")
+    with writing(run.path):
+        if steps:
+            save_curve(steps, run.path / "reward.png")
+        write_report(run.path, summary)
+        save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
     if not quiet:
-        print_curve([line["reward"] for line in steps])
+        if steps:
+            print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
         console.print(before_after_table(state.before, after, title))
         print_findings(findings)

@@ -5,22 +5,19 @@
       optimizer.safetensors   moments (and fp32 masters) by parameter name; of N ranks each writes
                               some of them: optimizer-00001-of-0000N.safetensors ...
       reference.safetensors   only for a reference that cannot be made again
-      state.json              step, data position, pending rollouts ...
+      state.json              step, data position, pending rollouts, settings, what is above
       manifest.json           size and SHA-256 of every file above
 
-A folder without a manifest, or whose files do not match it, is damaged: it is passed over with a
-message and the one before it is used. Nothing here is pickled. Any number of ranks goes on from
-what any other number wrote: no rank ever holds the whole optimizer state of a sharded model.
+A damaged one (damage.py) is put aside with a message and the one before it is used. Nothing here is
+pickled. Any number of ranks goes on from what any other number wrote: no rank ever holds the whole
+optimizer state of a sharded model.
 """
 
-import hashlib
 import json
 import logging
 import os
 import pathlib
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -30,6 +27,23 @@ from torch.distributed.tensor import DTensor
 from groupwise.distributed.world import World
 from groupwise.errors import RunFolderError
 from groupwise.policy.load import Policy
+from groupwise.tracking.run import cannot_go_on
+from groupwise.tracking.whole import (
+    aside_of,
+    clear_leftovers,
+    remove,
+    replace_folder,
+    set_aside,
+    why_not_written,
+)
+from groupwise.training.damage import (
+    MANIFEST,
+    STATE,
+    find_damage,
+    make_manifest,
+    saved_contents,
+    sealed,
+)
 from groupwise.training.state import TrainState
 
 log = logging.getLogger("groupwise")
@@ -51,18 +65,26 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
         if state.reference is not None and state.reference.saved:
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
-        (folder / "state.json").write_text(json.dumps(state.numbers()))
-        (folder / "manifest.json").write_text(json.dumps(_manifest(folder)))
+        numbers = {**state.numbers(), "contents": saved_contents(folder)}
+        (folder / STATE).write_text(json.dumps(sealed(numbers)))
+        (folder / MANIFEST).write_text(json.dumps(make_manifest(folder)))
 
     target = root / f"step-{state.step:06d}"
     if world.first:
         replace_folder(target, write)
-        for old in sorted(root.glob("step-??????"))[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        _delete_older(root, target, keep)
     else:
-        _write_beside(tensors, _aside(target) / name, world)
+        _write_beside(tensors, aside_of(target) / name, world)
     world.barrier()
     return target
+
+
+def _delete_older(root: pathlib.Path, newest: pathlib.Path, keep: int) -> None:
+    """All but `keep` up to the newest, and what was put aside damaged before the run got there."""
+    whole = [path for path in sorted(root.glob("step-??????")) if path.name <= newest.name]
+    damaged = [p for p in root.glob("step-??????.damaged*") if p.name[:11] <= newest.name]
+    for path in whole[:-keep] + damaged:
+        remove(path)
 
 
 def own_tensors(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
@@ -81,8 +103,10 @@ def _write_beside(tensors: dict[str, Tensor], path: pathlib.Path, world: World) 
     problem = None
     try:
         save_file(tensors, path)
-    except OSError as error:
-        problem = error.strerror or str(error)
+    except Exception as error:
+        problem = why_not_written(error)
+        if problem is None:
+            raise
     _check_all(world, problem)
 
 
@@ -104,65 +128,59 @@ def save_model(policy: Policy, folder: pathlib.Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def replace_folder(target: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Make `target` what `write` writes, whole or not at all; what was there stays until then."""
-    aside = _aside(target)
-    gone = target.with_name(target.name + ".old")
-    _recover(target)
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir(parents=True)
-        write(aside)
-        _sync(aside)
-        if target.exists():
-            os.replace(target, gone)
-        os.replace(aside, target)
-        _sync_folder(target.parent)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        _recover(target)
-        raise RunFolderError(
-            f"could not write {target}: {error.strerror or error}. What was saved before is "
-            "untouched; free some space and run the same command again to go on from there"
-        ) from error
-    shutil.rmtree(gone, ignore_errors=True)
-
-
 def newest_checkpoint(root: pathlib.Path) -> pathlib.Path | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over."""
-    for replaced in root.glob("step-??????.old"):
-        _recover(replaced.with_suffix(""))
+    """The newest checkpoint that is whole; damaged ones are named and put aside.
+
+    None where none was ever saved. Where all of them are damaged the run's history would be
+    written over from the start: that is refused.
+    """
+    if os.path.lexists(root) and not root.is_dir():
+        raise RunFolderError(f"{root} is not a folder: move it away, checkpoints are kept there")
+    for left in [*root.glob("step-??????.new"), *root.glob("step-??????.old")]:
+        clear_leftovers(left.with_suffix(""))
+    damaged: dict[pathlib.Path, str] = {}
     for folder in sorted(root.glob("step-??????"), reverse=True):
         damage = find_damage(folder)
         if damage is None:
+            for other, reason in damaged.items():
+                log.warning(
+                    "checkpoint %s is damaged (%s) and kept as %s: using %s",
+                    other.name,
+                    reason,
+                    set_aside(other).name,
+                    folder.name,
+                )
             return folder
-        log.warning("checkpoint %s is damaged (%s): using the one before it", folder.name, damage)
-    return None
-
-
-def find_damage(folder: pathlib.Path) -> str | None:
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        for name, expected in manifest.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != expected["size"]:
-                return f"{name} has {path.stat().st_size} bytes, not {expected['size']}"
-            if _digest(path) != expected["sha256"]:
-                return f"{name} does not match its checksum"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"no readable manifest: {error}"
+        damaged[folder] = damage
+    if damaged:
+        named = "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
+        raise cannot_go_on(root.parent, f"all its checkpoints are damaged ({named})")
     return None
 
 
 def load_into(state: TrainState, folder: pathlib.Path) -> None:
     """Fill everything but the policy's weights, which `load_policy(folder / "model")` has read."""
-    state.optimizer.load(SavedTensors(folder.glob("optimizer*.safetensors")))
+    saved = SavedTensors(folder.glob("optimizer*.safetensors"))
+    _check_shapes(saved, state, folder)
+    state.optimizer.load(saved)
     reference = folder / "reference.safetensors"
     if state.reference is not None and reference.exists():
         state.reference.load(load_file(reference))
     state.load_numbers(json.loads((folder / "state.json").read_text()))
+
+
+def _check_shapes(saved: "SavedTensors", state: TrainState, folder: pathlib.Path) -> None:
+    """Moments and masters must fit the weights: AdamW would only find out in its next step."""
+    weights = dict(state.policy.model.named_parameters())
+    for place in saved:
+        key, _, name = place.partition(".")
+        if key in ("master", "exp_avg", "exp_avg_sq"):
+            wanted = list(weights[name].shape) if name in weights else "no weight of the model"
+            if saved.shape(place) != wanted:
+                raise RunFolderError(
+                    f"{folder} does not fit the model: {place} is {saved.shape(place)}, not "
+                    f"{wanted}. Move that checkpoint away to go on from the one before it"
+                )
 
 
 class SavedTensors(Mapping[str, Tensor]):
@@ -175,51 +193,11 @@ class SavedTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._where[name].get_tensor(name)
 
+    def shape(self, name: str) -> list[int]:
+        return self._where[name].get_slice(name).get_shape()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
     def __len__(self) -> int:
         return len(self._where)
-
-
-def _aside(target: pathlib.Path) -> pathlib.Path:
-    return target.with_name(target.name + ".new")
-
-
-def _recover(target: pathlib.Path) -> None:
-    """After a crash between the two renames of a replacement, what was there before is put back."""
-    gone = target.with_name(target.name + ".old")
-    if gone.exists() and not target.exists():
-        os.replace(gone, target)
-    shutil.rmtree(gone, ignore_errors=True)
-
-
-def _manifest(folder: pathlib.Path) -> dict[str, Any]:
-    return {
-        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": _digest(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def _digest(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: pathlib.Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            _sync_folder(path)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,9 @@ What is drawn depends on the data position and the step alone. Each rank samples
 answers to its share of the problems, and all ranks get all groups.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from groupwise.load import Parts
 from groupwise.rollout.collect import (
@@ -18,7 +20,7 @@ from groupwise.rollout.collect import (
 from groupwise.training.clock import phase
 from groupwise.training.sampler import draw
 from groupwise.training.state import TrainState
-from groupwise.types import Group
+from groupwise.types import Group, Problem
 
 
 def collect(parts: Parts, state: TrainState) -> Rollout:
@@ -39,10 +41,11 @@ def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
         budget = int(config.rollout.max_draws * prompts)
     useful: list[Group] = []
     flat: list[Group] = []
-    drawn = 0
+    drawn, times_drawn = 0, Counter[str]()
     while len(useful) < prompts and drawn < budget:
         wanted = min(prompts - len(useful), budget - drawn)
-        problems = draw(parts.problems["train"], cursor + drawn, wanted, config.seed)
+        fresh = draw(parts.problems["train"], cursor + drawn, wanted, config.seed)
+        problems = [(_counted(problem, times_drawn), tokens) for problem, tokens in fresh]
         drawn += wanted
         own = own_problems(parts.world, problems)
         sampled = _sampled(parts, own, step) if own else []
@@ -52,6 +55,12 @@ def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
         useful += [group for group in groups if group.has_spread]
         flat += [group for group in groups if not group.has_spread]
     return Rollout(useful + flat[len(flat) - (prompts - len(useful)) :], drawn)
+
+
+def _counted(problem: Problem, times_drawn: Counter[str]) -> Problem:
+    """A problem that a step draws again is marked as such: it gets other answers each time."""
+    times_drawn[problem.id] += 1
+    return replace(problem, occurrence=times_drawn[problem.id] - 1)
 
 
 def _sampled(parts: Parts, problems: Sequence[Prompted], step: int) -> list[Group]:

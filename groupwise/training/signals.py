@@ -1,10 +1,19 @@
-"""SIGINT and SIGTERM ask the loop to stop at its next safe point; a second one stops at once."""
+"""SIGINT and SIGTERM ask the loop to stop at its next safe point; a second one stops at once.
+
+Before training begins there is nothing to save: loading a model or evaluating it is left at once.
+Launchers often send one twice within moments, to a process and to its group: those are one.
+"""
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 from groupwise.distributed.world import World
+from groupwise.errors import Interrupted
+
+SAME_SECONDS = 1.0
+"""Signals that arrive within this time count as one."""
 
 
 class StopRequest:
@@ -12,6 +21,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested: str | None = None
+        self.at_once = False
+        """Whether to leave by `Interrupted` right where a signal arrives."""
+        self._asked_at = 0.0
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -40,6 +52,11 @@ class StopRequest:
         return found
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.at_once:
+            self.at_once = False
+            name = signal.Signals(number).name
+            raise Interrupted(f"stopped by {name} before training began; nothing was to be saved")
+        if self.requested is None:
+            self.requested, self._asked_at = signal.Signals(number).name, time.monotonic()
+        elif time.monotonic() - self._asked_at > SAME_SECONDS:
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number).name

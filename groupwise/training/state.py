@@ -34,6 +34,8 @@ class TrainState:
     best: float | None = None
     before: dict[str, float] = field(default_factory=dict)
     pending: list[Rollout] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The run's config as plain values: should config.yaml be lost, a checkpoint still has it."""
     budget: TokenBudget = field(default_factory=TokenBudget)
     """Tokens that go through the model at once; not part of a checkpoint."""
 
@@ -49,6 +51,7 @@ class TrainState:
                 {"drawn": step.drawn, "groups": [to_json(group) for group in step.groups]}
                 for step in self.pending
             ],
+            "settings": self.settings,
         }
 
     def load_numbers(self, data: dict[str, Any]) -> None:

@@ -1,5 +1,4 @@
 import errno
-import json
 import logging
 import pathlib
 import shutil
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from groupwise.errors import RunFolderError
 from groupwise.training import checkpoint
 from groupwise.training.api import train
-from groupwise.training.checkpoint import newest_checkpoint, replace_folder
+from groupwise.training.checkpoint import newest_checkpoint
 from runs import digest, fingerprint, small_config
 
 
@@ -49,8 +48,6 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(
         if harm == "flip":
             data[len(data) // 2] ^= 1
         victim.write_bytes(data[: len(data) // 2] if harm == "truncate" else data)
-    if name == "manifest.json" and harm == "flip":
-        return  # a flipped bit in a JSON list may go unnoticed only where it changes nothing
     with caplog.at_level(logging.WARNING, "groupwise"):
         newest = newest_checkpoint(run / "checkpoints")
     assert newest is not None and newest.name == "step-000002"
@@ -90,16 +87,12 @@ def test_a_full_disk_while_saving_keeps_the_checkpoint_before(
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
 
 
-def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: pathlib.Path) -> None:
-    root = tmp_path / "checkpoints"
-    target = root / "step-000002"
-
-    def write(folder: pathlib.Path) -> None:
-        (folder / "state.json").write_text("{}")
-        (folder / "manifest.json").write_text(json.dumps(checkpoint._manifest(folder)))
-
-    replace_folder(target, write)
-    target.rename(root / "step-000002.old")
+def test_a_crash_between_the_two_renames_loses_nothing(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    root = unfinished_copy(finished, tmp_path / "run") / "checkpoints"
+    target = root / "step-000004"
+    target.rename(root / "step-000004.old")
     assert newest_checkpoint(root) == target
 
 
