@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from groupwise.config import Config, OptimizerSettings
 from groupwise.errors import ConfigError
 from groupwise.objective.objective import Objective
+from groupwise.objective.surrogates.clip import Clip
+from groupwise.objective.surrogates.vespo import Vespo
 from groupwise.recipe import find_recipe, parse, read_recipe, read_yaml
 from groupwise.strict_yaml import load_yaml
 
@@ -70,8 +72,8 @@ def test_hostile_values_get_one_short_error_at_once(name: str, tmp_path: pathlib
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm.preset=[]", "unknown preset '[]'"),
-        ("algorithm.preset={}", "unknown preset '{}'"),
+        ("algorithm.preset=[]", "unknown preset []"),
+        ("algorithm.preset={}", "unknown preset {}"),
         ("task.kind=[]", "expected tags"),
         ("task.train_size=1" + "0" * 30, "task.train_size: input should be less than or equal"),
         ("task.train_size=1000000000000", "task.train_size: input should be less than or equal"),
@@ -100,8 +102,9 @@ def test_python_callers_cannot_set_what_is_not_finite_either() -> None:
     for make in (
         lambda: OptimizerSettings(lr=float("nan")),
         lambda: Config(reward_timeout=float("inf")),
-        lambda: Objective(clip_high=float("inf")),
-        lambda: Objective(vespo_positive=(1.0, float("nan"))),
+        lambda: Objective(kl_weight=float("inf")),
+        lambda: Clip(clip_high=float("inf")),
+        lambda: Vespo(vespo_k_positive=float("nan")),
     ):
         with pytest.raises(ValueError, match="finite number"):
             make()

@@ -191,8 +191,8 @@ def test_environments_and_command_lines_of_processes_are_not_seen(attacker: Atta
 
 def test_another_answers_program_is_not_seen(attacker: Attacker) -> None:
     other = attacker.start_alone("import time\nprint('mine alone', flush=True)\ntime.sleep(60)")
+    folder = attacker.public / "tmp"
     try:
-        folder = attacker.public / "tmp"
         _wait_for(lambda: any(folder.glob("groupwise-*/main.py")))
         exit_code, output = attacker.run(attacks.OTHER_PROGRAMS, f"{folder}\n")
         assert exit_code == "0" and "mine alone" not in output

@@ -367,7 +367,11 @@ def test_what_a_reward_does_to_its_arguments_is_not_seen_by_others() -> None:
         found = scorer.score([problem] * 2, ["a", "b"])
     assert found["spoils"] == found["spoils_here"] == [2.0, 2.0]
     assert found["sees"] == found["sees_here"] == [1.0, 1.0]
-    assert problem.columns["words"] == ["one"] and problem.prompt[0]["content"] == "hi"
+    assert problem.columns["words"] == ["one"]
+    assert problem.prompt == ({"role": "user", "content": "hi"},)
+        "role": "user",
+        "content": "hi",
+    }
 
 
 def test_closing_ends_the_worker_and_may_be_repeated() -> None:

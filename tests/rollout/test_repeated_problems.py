@@ -1,22 +1,22 @@
 """A problem that a step draws more than once is answered anew each time."""
 
-import itertools
+from collections.abc import Sequence
 
 import pytest
 
-from groupwise.load import load_parts
-from groupwise.rollout.collect import Prompted, collect
-from groupwise.training.clock import Clock
-from groupwise.training.loop import collect_step
-from groupwise.types import Group, Problem
+from groupwise.load import Parts, load_parts
+from groupwise.rollout.collect import Prompted
+from groupwise.training import collect
+from groupwise.training.collect import collect_step
+from groupwise.types import Group
 from runs import small_config
 
 
 def test_a_problem_drawn_twice_in_a_step_gets_two_groups_of_answers() -> None:
     with load_parts(small_config("task.train_size=3", "batch.prompts=6")) as parts:
-        groups = collect_step(parts, 0, 0, Clock()).groups
+        groups = collect_step(parts, 0, 0).groups
     with load_parts(small_config("task.train_size=3", "batch.prompts=3")) as parts:
-        first_three = collect_step(parts, 0, 0, Clock()).groups
+        first_three = collect_step(parts, 0, 0).groups
     answers = {
         (group.problem.id, group.problem.occurrence): [c.tokens for c in group.completions]
         for group in groups
@@ -31,14 +31,18 @@ def test_a_problem_drawn_twice_in_a_step_gets_two_groups_of_answers() -> None:
 
 
 @pytest.mark.parametrize("max_draws", [1, 4])
-def test_occurrences_count_over_all_draws_of_a_step(max_draws: float) -> None:
-    stream = itertools.cycle([(Problem(name, "?"), (1,)) for name in "abcd"])
+def test_occurrences_count_over_all_draws_of_a_step(
+    max_draws: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def sample(problems: list[Prompted]) -> list[Group]:
+    def sampled(parts: Parts, problems: Sequence[Prompted], step: int) -> list[Group]:
         drawn.extend((problem.id, problem.occurrence) for problem, _ in problems)
         return [Group(problem, tokens, (), rewards=(1.0, 1.0)) for problem, tokens in problems]
 
-    collect(lambda count: [next(stream) for _ in range(count)], sample, 3, max_draws)
-    everything = [(name, turn) for turn in range(3) for name in "abcd"]
-    assert drawn == everything[: int(3 * max_draws)]
+    monkeypatch.setattr(collect, "_sampled", sampled)
+    settings = ("task.train_size=4", "batch.prompts=3", f"rollout.max_draws={max_draws}")
+    with load_parts(small_config(*settings)) as parts:
+        rollout = collect_step(parts, 0, 0)
+    assert rollout.drawn == len(drawn) == int(3 * max_draws) and len(set(drawn)) == len(drawn)
+    assert [turn for _, turn in drawn] == [n // 4 for n in range(len(drawn))]

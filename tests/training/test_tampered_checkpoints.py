@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from groupwise.errors import GroupwiseError, Interrupted, RunFolderError
 from groupwise.load import load_parts
-from groupwise.training import api, loop
+from groupwise.training import api
 from groupwise.training.api import start_state, train
 from groupwise.training.checkpoint import newest_checkpoint
 from groupwise.training.damage import find_damage, make_manifest, saved_contents, sealed
@@ -34,7 +34,7 @@ WRONG: list[Any] = [None, True, -1, 10**30, 1e308, float("nan"), "x", [], {}, [[
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The checkpoints of a run that was stopped with answers it had not learned from yet."""
-    folder, original, calls = tmp_path_factory.mktemp("saved") / "run", loop.score_groups, 0
+    folder, original, calls = tmp_path_factory.mktemp("saved") / "run", collect.score_groups, 0
 
     def stop_here(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -44,7 +44,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         return original(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(loop, "score_groups", stop_here)
+        patch.setattr(collect, "score_groups", stop_here)
         train(CONFIG, folder, quiet=True)
     return folder / "checkpoints"
 

@@ -240,7 +240,7 @@ def test_without_vllm_the_install_command_is_said(
 def test_mismatch_is_corrected_for_unless_the_recipe_says_otherwise() -> None:
     assert parse({"engine": "vllm"}).algorithm.mismatch == "token"
     dapo = parse({"engine": {"kind": "vllm"}, "algorithm": "dapo"}).algorithm
-    assert (dapo.mismatch, dapo.clip_high) == ("token", 0.28)
+    assert (dapo.mismatch, dapo.surrogate.clip_edges()) == ("token", (0.8, 1.28))
     assert parse({"engine": "vllm", "algorithm": {"mismatch": "none"}}).algorithm.mismatch == "none"
     assert parse({}).algorithm.mismatch == "none"
     built = Config(engine=EngineSettings(kind="vllm"), algorithm=Objective(preset="gspo"))
