@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from groupwise.compat.transformers import set_checkpoint_function
+
 
 def checkpoint_activations(model: Any, *, offload: bool) -> None:
     """Recompute each layer of `model` in the backward pass while it is in training mode."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if offload:
-        for module in model.modules():
-            if hasattr(module, "gradient_checkpointing"):
-                module._gradient_checkpointing_func = parked_checkpoint
+        set_checkpoint_function(model, parked_checkpoint)
 
 
 def parked_checkpoint(layer: Callable[..., Any], hidden: Tensor, *rest: Any) -> Any:

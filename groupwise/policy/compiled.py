@@ -7,7 +7,7 @@ A layer that the compiler refuses is run as it is.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
 
 log = logging.getLogger("groupwise")
@@ -43,23 +44,11 @@ def compiles_training(model: Any, device: torch.device, config: Config) -> bool:
 def compiled_layers(model: Any, on: bool) -> Iterator[None]:
     """While this is open, the model's layers are compiled ones (if `on`); backward included."""
     layers = (decoder_layers(model) or []) if on else []
-    with running({layer: partial(_run, layer) for layer in layers}):
+    with replaced_forwards({layer: partial(_run, layer) for layer in layers}):
         yield
 
 
-@contextmanager
-def running(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """While this is open, modules run these functions instead of their own `forward`."""
-    for module, forward in forwards.items():
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module in forwards:
-            del module.forward
-
-
-def run_plainly(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def uncompiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Compiled code calls this function as it is: what loops over pieces would be unrolled."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 

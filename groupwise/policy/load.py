@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from groupwise.compat.transformers import is_adapter_checkpoint
 from groupwise.config import AdapterSettings
 from groupwise.errors import GroupwiseError, ModelError
 from groupwise.policy.activations import checkpoint_activations
@@ -166,7 +167,7 @@ def _read(
             f"cannot load model {name!r}: {reason}\n"
             "use `tiny`, `smollm2`, a Hugging Face id that this machine can reach, or a folder"
         ) from error
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if is_adapter_checkpoint(model):
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
     if quantization is None:
         model.to(device)

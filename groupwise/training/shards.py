@@ -8,16 +8,15 @@ copy is also what is saved, and what a reference that moves follows.
 """
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
+from groupwise.compat.accelerate import fsdp2_accelerator
+from groupwise.compat.transformers import no_split_modules
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.policy.compiled import decoder_layers
@@ -61,7 +60,7 @@ def shard(policy: Policy, config: Config, world: World) -> Policy:
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         cpu_ram_efficient_loading=False,
     )
-    fsdp2_prepare_model(_accelerator(device, plugin, world), passes)
+    fsdp2_prepare_model(fsdp2_accelerator(device, plugin, world.size), passes)
     return replace(shards, run=passes, passes=world.most, runs_on=device)
 
 
@@ -81,32 +80,4 @@ def layer_classes(model: Any) -> list[str]:
     """The names of the model's decoder layers' classes."""
     layers = decoder_layers(model)
     names = [type(layer).__name__ for layer in layers or ()]
-    return sorted(set(names or getattr(model, "_no_split_modules", None) or ()))
-
-
-def _accelerator(device: torch.device, plugin: Any, world: World) -> Any:
-    """accelerate's own object, on the process group that there is.
-
-    It refuses FSDP on a CPU, where torch has it: there the plugin is put in place by hand, and so
-    are the ranks, as torch would look for them on a GPU if the machine had one.
-    """
-    from accelerate import Accelerator
-
-    forget_accelerators()
-    accelerator = Accelerator(cpu=device.type == "cpu", fsdp_plugin=plugin)
-    if device.type == "cpu":
-        names = ("ranks",)
-        state: Any = accelerator.state
-        state.fsdp_plugin = plugin
-        state.device_mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=names)
-        state.parallelism_config = SimpleNamespace(fsdp_dim_names=names)
-    return accelerator
-
-
-def forget_accelerators() -> None:
-    """accelerate remembers its first use in a process and what its launcher wished: start anew."""
-    from accelerate.state import AcceleratorState
-
-    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
-        os.environ.pop(name, None)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    return sorted(set(names or no_split_modules(model)))

@@ -26,7 +26,7 @@ from groupwise.objective.presets import Objective
 from groupwise.policy.compiled import compiled_layers, compiles_training
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy
-from groupwise.policy.pieces import attending_rows
+from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.reference import KLReference
 from groupwise.policy.scoring import Scored, score_groups, with_blanks
 from groupwise.training.memory_fit import TokenBudget
@@ -223,7 +223,7 @@ def accumulate(
     for number, piece in enumerate(pieces):
         micro = to_device(piece, policy.device)
         rows = micro.rows
-        with attending_rows(policy.model, rows), compiled_layers(policy.model, fused):
+        with use_packed_attention(policy.model, rows), compiled_layers(policy.model, fused):
             temperature, with_entropy = config.rollout.temperature, objective.uses_entropy
             logprobs, entropies = answer_logprobs(
                 policy, rows, temperature, entropy_grad=with_entropy, compiled=fused

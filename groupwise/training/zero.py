@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groupwise.compat import deepspeed as zero_state
+from groupwise.compat.accelerate import reset_accelerate
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.policy.load import Policy
 from groupwise.training.loss_scale import GROW_AFTER, LossScale
 from groupwise.training.optim import learning_rate, parameter_groups
-from groupwise.training.shards import Passes, copied, forget_accelerators
+from groupwise.training.shards import Passes, copied
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -71,8 +73,7 @@ class ZeroOptimizer:
         """DeepSpeed's own, which it applies itself."""
         if self.dtype != torch.float16:
             return None
-        scaler = self.engine.optimizer.loss_scaler
-        return LossScale(scaler.cur_scale, scaler.cur_iter - scaler.last_overflow_iter - 1)
+        return LossScale(*zero_state.read_loss_scale(self.engine.optimizer))
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -109,9 +110,8 @@ class ZeroOptimizer:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         if self.dtype == torch.float16 and "loss_scale" in tensors:
-            scaler = self.engine.optimizer.loss_scaler
             value, clean = tensors["loss_scale"].tolist()
-            scaler.cur_scale, scaler.last_overflow_iter = value, scaler.cur_iter - int(clean) - 1
+            zero_state.write_loss_scale(self.engine.optimizer, value, int(clean))
         steps = {float(tensors[f"step.{n}"]) for n in self.weights if f"step.{n}" in tensors}
         if steps:
             self._make_moments(max(steps))
@@ -127,39 +127,28 @@ class ZeroOptimizer:
         """AdamW makes them at its first step; here they are needed before it."""
         parts = [part for group in self.adamw.param_groups for part in group["params"]]
         if self.stage == 3:
-            parts = self.engine.optimizer.fp32_partitioned_groups_flat
+            parts = zero_state.stage3_partitions(self.engine.optimizer)
         for part in parts:
             empty = {key: torch.zeros_like(part) for key in MOMENTS}
             self.adamw.state[part] = {"step": torch.tensor(steps), **empty}
 
     def link_moments(self) -> None:
-        """Let weights find their moments. DeepSpeed does so in its first step, when only the first
-        group of weights has any."""
+        """Let weights find their moments, before and after DeepSpeed's first step."""
         if self.stage in (1, 2) and self.adamw.state:
-            self.engine.optimizer._hp_optimizer_states_linked = False
-            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+            zero_state.link_moments(self.engine.optimizer)
 
     def _put(self, weight: Any, value: Tensor, key: str | None) -> None:
         """This rank's part of a whole tensor, into the fp32 weight or one of its moments."""
         if self.stage == 0:
             (self.adamw.state[weight][key] if key else weight).copy_(value)
-        elif self.stage < 3:
-            value = value.to(weight.device)
-            weight.set_full_hp_param(value, key)
         else:
-            size = weight.ds_tensor.ds_numel
-            padded = torch.zeros(size * self.world.size)
-            padded[: value.numel()] = value.flatten()
-            part = padded[self.world.rank * size :][:size]
-            weight._z3_optimizer.set_local_hp_param(part.to(weight.device), weight, key)
+            zero_state.set_full(weight, value, key, self.world.rank, self.world.size)
 
     def taken(self, weight: Any, key: str | None) -> Tensor:
         """The whole fp32 weight or one of its moments; all ranks together."""
         if self.stage == 0:
             return self.adamw.state[weight][key] if key else weight.detach()
-        if self.stage < 3:
-            return weight.get_full_hp_param(key)
-        return weight._z3_optimizer.get_full_hp_param(weight, key).view(weight.ds_shape)
+        return zero_state.get_full(weight, key)
 
 
 class _State(Mapping[str, Tensor]):
@@ -211,15 +200,13 @@ def _engine(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    import deepspeed
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.utils import InitProcessGroupKwargs
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # On a CPU it would compile collectives over shared memory, which hang when a rank dies.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    forget_accelerators()
+    zero_state.disable_shared_memory_collectives()
+    reset_accelerate()
     plugin = DeepSpeedPlugin(
         hf_ds_config=deepspeed_config(config, stage, dtype), zero3_init_flag=False
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from groupwise.policy.attention import Form, grouped
+from groupwise.policy.attention import AttentionOptions, grouped_query_attention
 from groupwise.policy.compiled import _refused
 from groupwise.policy.load import Policy, make_policy
 from groupwise.recipe import parse
@@ -91,10 +91,10 @@ def test_the_kernel_stores_and_attends(
     expected_values[torch.arange(rows), fill] = v[:, :, 0]
     distance = fill[:, None] - torch.arange(length, device="cuda")
     seen = (distance >= 0) & (distance < (window or length))
-    form = Form(size**-0.5, window or None, softcap or None)
+    options = AttentionOptions(size**-0.5, window or None, softcap or None)
     stored = expected_keys[:rows].transpose(1, 2), expected_values[:rows].transpose(1, 2)
-    expected = grouped(q, *stored, seen[:, None, None], form)
-    found = attend_slots(q, k, v, keys, values, fill, form.scale, window, softcap)
+    expected = grouped_query_attention(q, *stored, seen[:, None, None], options)
+    found = attend_slots(q, k, v, keys, values, fill, options.scale, window, softcap)
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import Form
-from groupwise.policy.compiled import run_plainly
-from groupwise.policy.pieces import Pieces
+from groupwise.policy.attention import AttentionOptions
+from groupwise.policy.compiled import uncompiled
+from groupwise.policy.packed_attention import PackedAttention
 
 
 class Prefill:
@@ -23,12 +23,14 @@ class Prefill:
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
         self.bounds = [0, *accumulate(lengths)]
-        self.attend = Pieces([[length] for length in lengths], device)
+        self.attend = PackedAttention([[length] for length in lengths], device)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    def __call__(
+        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
         self.kept[module.layer_idx] = (k[0].transpose(0, 1), v[0].transpose(0, 1))
-        return self.attend(module, q, k, v, form)
+        return self.attend(module, q, k, v, options)
 
     def length(self, place: int) -> int:
         return self.bounds[place + 1] - self.bounds[place]
@@ -70,38 +72,42 @@ class SlotCache:
             self.rows = torch.arange(len(fill_n), device=fill_n.device)
         self._masks.clear()
 
-    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    def __call__(
+        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
         if not self.kernel:
-            return self._by_heads(module, q, k, v, form)
+            return self._by_heads(module, q, k, v, options)
         # Asking for the layer's number would make compiled code one layer's own.
         compiled = torch.compiler.is_compiling()
         keys, values = self.present if compiled else self.layers[module.layer_idx]
-        window, softcap = form.window or 0, form.softcap or 0.0
+        window, softcap = options.sliding_window or 0, options.softcap or 0.0
         return torch.ops.groupwise.attend_slots(
-            q, k, v, keys, values, self.fill, form.scale, window, softcap
+            q, k, v, keys, values, self.fill, options.scale, window, softcap
         )
 
-    @run_plainly
-    def _by_heads(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    @uncompiled
+    def _by_heads(
+        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
         keys, values = self.layers[module.layer_idx]
         keys[self.rows, self.fill] = k[:, :, 0]
         values[self.rows, self.fill] = v[:, :, 0]
         active = slice(0, len(self.fill)), slice(0, self.reach)
         seen_k, seen_v = (x[active].transpose(1, 2).flatten(0, 1) for x in (keys, values))
-        return _one_token(q, seen_k, seen_v, self._mask(form, k.shape[1]), form)
+        return _one_token(q, seen_k, seen_v, self._mask(options, k.shape[1]), options)
 
-    def _mask(self, form: Form, heads: int) -> Tensor:
+    def _mask(self, options: AttentionOptions, heads: int) -> Tensor:
         """(n * heads, 1, reach): 0 where a token sees its slot (up to itself, or its window's
         part of that), minus infinity elsewhere."""
-        if (form.window, heads) not in self._masks:
+        if (options.sliding_window, heads) not in self._masks:
             places = torch.arange(self.reach, device=self.fill.device)
             hidden = places[None, :] > self.fill[:, None]
-            if form.window is not None:
-                hidden |= self.fill[:, None] - places[None, :] >= form.window
+            if options.sliding_window is not None:
+                hidden |= self.fill[:, None] - places[None, :] >= options.sliding_window
             kind = self.present[0].dtype
             mask = torch.zeros_like(hidden, dtype=kind).masked_fill_(hidden, -torch.inf)
-            self._masks[form.window, heads] = mask.repeat_interleave(heads, 0)[:, None]
-        return self._masks[form.window, heads]
+            self._masks[options.sliding_window, heads] = mask.repeat_interleave(heads, 0)[:, None]
+        return self._masks[options.sliding_window, heads]
 
     def admit(self, prefill: Prefill, prompts: Mapping[int, int]) -> None:
         """Copy prompts into slots: `prompts` says which slot gets which of the prefill's."""
@@ -120,14 +126,14 @@ class SlotCache:
                 store[targets, :reach] = store[sources, :reach]
 
 
-def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, form: Form) -> Tensor:
+def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
     """(n, H, 1, D) queries, (n * K, L, D) keys and values to (n, 1, H, D)."""
     rows, heads, _, size = q.shape
     q = q.reshape(len(k), -1, size)  # query heads of one key head are further queries of it
-    if form.softcap is None:
-        scores = torch.baddbmm(mask, q, k.mT, alpha=form.scale)
+    if options.softcap is None:
+        scores = torch.baddbmm(mask, q, k.mT, alpha=options.scale)
     else:
-        scores = torch.tanh(q @ k.mT * (form.scale / form.softcap)) * form.softcap + mask
+        scores = torch.tanh(q @ k.mT * (options.scale / options.softcap)) * options.softcap + mask
     return (scores.softmax(-1) @ v).view(rows, 1, heads, v.shape[-1])
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from groupwise.compat.torch_modules import has_own_forward, replaced_class
+
 FEW, MANY = 4, 64
 """Rows from which on it pays, and up to which."""
 
@@ -33,15 +35,10 @@ def by_columns(model: Any) -> Iterator[None]:
         for module in model.modules()
         if type(module) is nn.Linear
         and module.weight.device.type == "cpu"
-        and "forward" not in vars(module)
+        and not has_own_forward(module)
     ]
-    for linear in linears:
-        linear.__class__ = ByColumns
-    try:
+    with replaced_class(linears, ByColumns):
         yield
-    finally:
-        for linear in linears:
-            linear.__class__ = nn.Linear
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import attending
+from groupwise.policy.attention import use_attention
 from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.policy.load import Policy
 from groupwise.rollout.native.cache import Prefill, SlotCache, slot_bytes
@@ -165,7 +165,7 @@ class _Rollout:
         attention = Prefill(lengths, self.device)
         packed = torch.tensor([[t for prompt in prompts for t in prompt]], device=self.device)
         places = torch.cat([torch.arange(length) for length in lengths])[None].to(self.device)
-        with attending(self.policy.model, attention):
+        with use_attention(self.policy.model, attention):
             hidden = self.policy.body(input_ids=packed, position_ids=places)
         ends = torch.tensor(attention.bounds[1:], device=self.device) - 1
         logits = self.policy.head(hidden[0, ends])
@@ -205,7 +205,7 @@ class _Rollout:
         fill = torch.from_numpy(self.lines.fill).to(self.device)
         self.cache.begin_step(fill, int(self.lines.fill.max()) + 1)
         model, compiled = self.policy.model, self.engine.compiled
-        with attending(model, self.cache), compiled_layers(model, compiled):
+        with use_attention(model, self.cache), compiled_layers(model, compiled):
             hidden = self.policy.body(input_ids=newest[:, None], position_ids=fill[:, None])
         self._take(*self._draw(self.policy.head(hidden[:, -1]), 0))
 

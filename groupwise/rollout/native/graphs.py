@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import attending
+from groupwise.compat.torch_compile import mark_rows_dynamic
+from groupwise.policy.attention import use_attention
 from groupwise.policy.load import Policy
 from groupwise.rollout.native.cache import SlotCache
 from groupwise.rollout.native.layers import CompiledLayers, why_not_compiled
@@ -71,8 +72,7 @@ class Graphs:
         self, logits_nV: Tensor, keys: Tensor, positions: Tensor, sampling: Sampling, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
         """`draw`, compiled once for any number of rows and this vocabulary."""
-        for rows in (logits_nV, keys, positions, seen):
-            torch._dynamo.maybe_mark_dynamic(rows, 0)
+        mark_rows_dynamic(logits_nV, keys, positions, seen)
         return self._draw(logits_nV, keys, positions, sampling, seen)
 
     def forget(self) -> None:
@@ -168,7 +168,7 @@ class Graphs:
         assert buffers is not None
         cache.begin_step(buffers.fill_S[:size], cache.length)
         compiled = self.layers.instead(cache) if self.layers else nullcontext()
-        with attending(self.policy.model, cache), compiled:
+        with use_attention(self.policy.model, cache), compiled:
             hidden = self.policy.body(
                 input_ids=buffers.token_S[:size, None], position_ids=buffers.fill_S[:size, None]
             )

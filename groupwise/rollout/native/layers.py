@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from groupwise.policy.compiled import compiled, decoder_layers, running
+from groupwise.compat.torch_modules import replaced_forwards
+from groupwise.policy.compiled import compiled, decoder_layers
 from groupwise.rollout.native.cache import SlotCache
 from groupwise.rollout.native.joined import Joined
 
@@ -31,7 +32,7 @@ class CompiledLayers:
             return compiled(type(layer))(layer, *args, **kwargs)
 
         forwards = {layer: partial(run, n, layer) for n, layer in enumerate(self.layers)}
-        with self.joined.instead(), running(forwards):
+        with self.joined.instead(), replaced_forwards(forwards):
             yield
 
 
