@@ -64,7 +64,7 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind = type(layer)
     if kind not in _refused:
         try:
-            return compiled(kind)(layer, *args, **kwargs)
+            return compiled_forward(kind)(layer, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler can fail in any way; the plain layer always works
@@ -74,6 +74,6 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @cache
-def compiled(kind: type[nn.Module]) -> Any:
+def compiled_forward(kind: type[nn.Module]) -> Any:
     """A layer's code, for any number of rows and tokens: batches differ in both at every step."""
     return torch.compile(kind.forward, dynamic=True)

@@ -74,11 +74,11 @@ def test_packed_answers_give_the_padded_gradient(family: str, compiled: str) -> 
 def test_the_kernel_stores_and_attends(
     dtype: torch.dtype, heads: int, shared: int, size: int, window: int, softcap: float
 ) -> None:
-    from groupwise.rollout.native.kernel import attend_slots
+    from groupwise.rollout.native.decode_kernel import decode_attention
 
     torch.manual_seed(0)
-    fill = torch.tensor([0, 1, 63, 64, 150], device="cuda")
-    rows, length = len(fill), 200
+    kv_lens = torch.tensor([0, 1, 63, 64, 150], device="cuda")
+    rows, length = len(kv_lens), 200
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=dtype, device="cuda")
@@ -87,14 +87,14 @@ def test_the_kernel_stores_and_attends(
     joint = random(rows, 1, heads + 2 * shared, size).transpose(1, 2)
     q, k, v = joint.split([heads, shared, shared], dim=1)
     expected_keys, expected_values = keys.clone(), values.clone()
-    expected_keys[torch.arange(rows), fill] = k[:, :, 0]
-    expected_values[torch.arange(rows), fill] = v[:, :, 0]
-    distance = fill[:, None] - torch.arange(length, device="cuda")
+    expected_keys[torch.arange(rows), kv_lens] = k[:, :, 0]
+    expected_values[torch.arange(rows), kv_lens] = v[:, :, 0]
+    distance = kv_lens[:, None] - torch.arange(length, device="cuda")
     seen = (distance >= 0) & (distance < (window or length))
     options = AttentionOptions(size**-0.5, window or None, softcap or None)
     stored = expected_keys[:rows].transpose(1, 2), expected_values[:rows].transpose(1, 2)
     expected = grouped_query_attention(q, *stored, seen[:, None, None], options)
-    found = attend_slots(q, k, v, keys, values, fill, options.scale, window, softcap)
+    found = decode_attention(q, k, v, keys, values, kv_lens, options.scale, window, softcap)
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
 

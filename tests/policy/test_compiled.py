@@ -39,7 +39,7 @@ def test_a_layer_that_the_compiler_refuses_is_run_as_it_is(
     model = random_policy().model
     tokens = torch.tensor([[3, 4, 5]])
     expected = model(tokens).logits
-    monkeypatch.setattr(compiled, "compiled", lambda kind: refuse)
+    monkeypatch.setattr(compiled, "compiled_forward", lambda kind: refuse)
     monkeypatch.setattr(compiled, "_refused", set())
     with compiled_layers(model, True):
         assert torch.equal(model(tokens).logits, expected)

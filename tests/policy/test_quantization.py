@@ -19,7 +19,7 @@ from groupwise.policy.quantization import quantization_config, weight_bytes, wei
 from groupwise.policy.resolve import TINY
 from groupwise.recipe import parse, write_config
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.rollout.native.probe import why_not
+from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.training.optim import Optimizer
 from groupwise.training.step import accumulate, update
 from groupwise.types import Request, Sampling
@@ -125,7 +125,7 @@ def test_switched_off_it_is_the_quantised_base_exactly(make: Make, kind: str) ->
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_quantised_policies_are_served_as_they_are(make: Make, kind: str) -> None:
     policy = make(kind)
-    assert why_not(policy) is None and policy.layout == "shared_prefix"
+    assert native_engine_problem(policy) is None and policy.layout == "shared_prefix"
     assert any(type(m) is not nn.Linear and "Linear" in type(m).__name__
                for m in policy.model.modules())  # fmt: skip
     check_sampled_log_probs(policy, 1e-4 if kind == "nf4" else 0.25)

@@ -9,8 +9,8 @@ from groupwise.types import Request, Sampling
 
 
 @torch.no_grad()
-def why_not(policy: Policy) -> str | None:
-    """The reason that it cannot, in words; None when it can."""
+def native_engine_problem(policy: Policy) -> str | None:
+    """Why it cannot; None when it can."""
     if (problem := attention_interface_problem(policy.model)) is not None:
         return problem
     prompt = tuple(token % policy.vocab for token in range(3, 9))
