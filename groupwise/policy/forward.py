@@ -6,8 +6,8 @@ from torch import Tensor
 from groupwise.batch import Rows, microbatches, to_device
 from groupwise.objective.logprobs import token_logprobs
 from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
-from groupwise.policy.load import Policy
 from groupwise.policy.packed_attention import use_packed_attention
+from groupwise.policy.policy import Policy
 from groupwise.types import Completion, Group, Problem
 
 

@@ -1,8 +1,8 @@
 """The model that KL is measured against: frozen at the start, copied every so often, or mixed.
 
-Without an adapter it is a second model. With one, the model below is the same and there is none:
+Without an adapter it is a second model. With one it is the policy's own model:
 the start is the policy with its adapter off; a reference that moves, or a start that already had an
-adapter, is the policy wearing other adapter weights for the length of a forward pass.
+adapter, is the policy with other adapter weights for the length of a forward pass.
 
 Training knows it as a `KLReference`; one in another process is serve/reference.py.
 """
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from groupwise.config import ReferenceSettings
-from groupwise.policy.load import Policy, make_policy
+from groupwise.policy.load import make_policy
+from groupwise.policy.policy import Policy
 from groupwise.policy.scoring import Logps, score_groups
 from groupwise.types import Group
 
@@ -53,11 +54,11 @@ class Reference:
             self.weights = {name: w.detach() for name, w in model.named_parameters()}
             self.saved = self.moves
         elif adapter.starts_as_base and not self.moves:
-            self.policy = _under(start, adapter.off)
+            self.policy = _inside(start, adapter.off)
             self.saved = False
         else:
             self.weights = {n: w.detach().clone() for n, w in adapter.weights().items()}
-            self.policy = _under(start, lambda: adapter.wearing(self.weights))
+            self.policy = _inside(start, lambda: adapter.with_weights(self.weights))
             self.saved = True
 
     saved: bool
@@ -70,7 +71,7 @@ class Reference:
         scored = score_groups(
             self.policy, groups, temperature, tokens_at_once, compiled=self.compiled
         )
-        return {place: logprobs for place, (logprobs, _) in scored.items()}
+        return {answer: logprobs for answer, (logprobs, _) in scored.items()}
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
@@ -90,8 +91,8 @@ class Reference:
             weight.copy_(tensors[name])
 
 
-def _under(policy: Policy, context: Callable[[], AbstractContextManager[None]]) -> Policy:
-    """A policy each of whose passes through the model happens inside `context()`."""
+def _inside(policy: Policy, context: Callable[[], AbstractContextManager[None]]) -> Policy:
+    """The policy, each of whose passes through the model happens inside `context()`."""
 
     def body(**inputs: Any) -> Tensor:
         with context():

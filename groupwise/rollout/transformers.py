@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers import StoppingCriteria as StoppingCriterion
 from transformers.generation import GenerationConfig, StoppingCriteriaList
 
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.rollout.stopping import StopStrings

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
-from groupwise.policy.adapters import Adapter, add_adapter, base_of, load_adapter, merge_adapter
+from groupwise.policy.adapters import (
+    Adapter,
+    add_adapter,
+    base_of,
+    load_adapter,
+    merge_adapter,
+)
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy, make_policy
 from groupwise.policy.reference import Reference

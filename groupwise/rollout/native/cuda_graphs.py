@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.compat.torch_compile import mark_rows_dynamic
 from groupwise.policy.attention import use_attention
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compile_problem
 from groupwise.rollout.native.kv_cache import SlotKVCache
 from groupwise.rollout.native.running_batch import RunningBatch

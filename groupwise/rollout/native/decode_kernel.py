@@ -1,4 +1,4 @@
-"""Decode attention over the KV cache's slots as one Triton kernel: store the new key and value, attend.
+"""Decode attention over the KV cache as one Triton kernel: store new keys and values, attend.
 
 FlashAttention's tiles hold 64 or 128 queries; a decode step has as many as query heads share a key
 head, often less than 8. This kernel's tiles hold 16, and it writes the cache itself, so a layer

@@ -3,7 +3,7 @@
 Answers wait in a queue. Whenever a slot is free the next answer is admitted; its prompt was
 prefilled once for its whole group. Each decode step takes one token per running answer through the
 model and samples the next with that answer's key, so an answer does not depend on what else is in
-the batch. On CUDA several steps run as replays of one graph; what is sampled past an end is dropped.
+the batch. On CUDA several steps run as replays of a graph; what is sampled past an end is dropped.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from groupwise.policy.attention import use_attention
 from groupwise.policy.compiled import compiled_layers, decoder_layers
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.rollout.native.cuda_graphs import MULTI_STEP, DecodeGraphs
 from groupwise.rollout.native.fused_projections import FusedProjections
 from groupwise.rollout.native.kv_cache import SlotKVCache, bytes_per_slot
@@ -182,7 +182,7 @@ class _Scheduler:
                 self.prefilled.append(PrefilledPrompt(n, prefill, index, logits[index], waiting))
 
     def _start(self, admitted: Sequence[tuple[PrefilledPrompt, int]]) -> None:
-        """Put answers into slots, with their prompts' keys and values; sample their first tokens."""
+        """Put answers into slots, with their prompts' KV; sample their first tokens."""
         assert self.cache is not None
         first = self.batch.size
         for prompt, answer in admitted:

@@ -20,8 +20,8 @@ from groupwise.rollout.native.prefill import Prefill
 class SlotKVCache:
     """(slots, length, heads, head size) keys and values per layer; attention of a decode step.
 
-    Our Triton kernel reads them as they are. Without it a head's positions are contiguous in memory,
-    and this is a transposed view: matrix products take that layout and would copy any other.
+    Our Triton kernel reads them as they are. Without it a head's positions are contiguous in
+    memory, and this is a transposed view: matrix products would copy any other layout.
     """
 
     def __init__(self, like: Prefill, slots: int, slot_length: int) -> None:

@@ -3,7 +3,7 @@
 import torch
 
 from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.types import Request, Sampling
 
