@@ -54,7 +54,8 @@ def _decode_attention(
         if HAS_WINDOW:
             visible = visible & (kv_len - n < window)
         positions = slot + n.to(tl.int64) * position_stride
-        k_mask, v_mask = visible[None, :] & d_mask[:, None], visible[:, None] & d_mask[None, :]
+        k_mask = visible[None, :] & d_mask[:, None]
+        v_mask = visible[:, None] & d_mask[None, :]
         k = tl.load(keys_ptr + positions[None, :] + d[:, None], mask=k_mask, other=0.0)
         v = tl.load(values_ptr + positions[:, None] + d[None, :], mask=v_mask, other=0.0)
         scores = tl.dot(q, k, input_precision=PRECISION) * scale
