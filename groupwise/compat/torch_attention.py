@@ -1,7 +1,7 @@
 """FlashAttention over sequences of different lengths (varlen), forward and backward.
 
 The forward pass is `torch.nn.attention.varlen.varlen_attn` where it takes a window and grouped
-queries (torch 2.12 and later), else the operator that it calls. The backward pass has no public
+queries (torch 2.13 has both), else the operator that it calls. The backward pass has no public
 function: autograd of `varlen_attn` would keep gathered keys and values from the forward pass.
 """
 
