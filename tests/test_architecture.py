@@ -1,6 +1,7 @@
 """The shape of the code base, held by tests: direction of imports, sizes, what stays light."""
 
 import ast
+import graphlib
 import pathlib
 import subprocess
 import sys
@@ -65,6 +66,21 @@ def test_imports_point_downward() -> None:
         if LEVEL[used] < LEVEL[layer(path)]
     ]
     assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count too."""
+    files = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in modules()}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    imported: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                for part in node.names:
+                    full = f"{node.module}.{part.name}"
+                    imported[name].add(full if full in files else str(node.module))
+    order = graphlib.TopologicalSorter({n: used & files.keys() for n, used in imported.items()})
+    order.prepare()  # raises CycleError, which names the modules
 
 
 def test_every_module_has_a_layer_and_a_docstring() -> None:
