@@ -64,14 +64,14 @@ def test_one_varlen_call_is_the_attention_of_each_answer_to_its_prompt_and_itsel
     tokens = sum(map(sum, GROUPS))
     options = AttentionOptions(0.5, window, None)
     shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8)]
-    qkv = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    expected = PackedAttention(GROUPS, torch.device("cpu"))(None, *qkv, options)
-    packed = VarlenSequences(GROUPS, torch.device("cpu")).attention(*qkv, options)
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    expected = PackedAttention(GROUPS, torch.device("cpu"))(None, q, k, v, options)
+    packed = VarlenSequences(GROUPS, torch.device("cpu")).attention(q, k, v, options)
     assert torch.allclose(packed, expected, atol=1e-5)
     weights = torch.randn_like(expected)
     for ours, theirs in zip(
-        torch.autograd.grad((packed * weights).sum(), qkv),
-        torch.autograd.grad((expected * weights).sum(), qkv),
+        torch.autograd.grad((packed * weights).sum(), (q, k, v)),
+        torch.autograd.grad((expected * weights).sum(), (q, k, v)),
         strict=True,
     ):
         assert torch.allclose(ours, theirs, atol=1e-5)
