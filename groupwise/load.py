@@ -23,7 +23,7 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.collect import Prompted, reward_weights
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.rollout.native.probe import why_not
+from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.rollout.vllm.engine import vllm_engine
 from groupwise.rollout.workers.engine import WorkersEngine
@@ -138,7 +138,7 @@ def make_engine(policy: Policy, config: Config) -> Engine:
     """The engine that was asked for; for `auto` the native one, where it can serve the model."""
     kind = config.engine.kind
     if kind in ("auto", "native"):
-        reason = why_not(policy)
+        reason = native_engine_problem(policy)
         if reason is not None:
             log.warning("sampling with transformers' generate, which is slower: %s", reason)
         kind = "native" if reason is None else "transformers"

@@ -25,7 +25,7 @@ class Rows:
     real_RS: Tensor
     """bool: false for padding."""
     groups: tuple[tuple[int, ...], ...] | None
-    """Shared prefixes: the lengths of each prompt and its answers; policy/pieces.py attends so."""
+    """Shared prefixes: the lengths of each prompt and its answers; policy/packed_attention.py."""
     source_K: Tensor
     """Index into the flattened rows of the hidden state that predicts token k."""
     target_K: Tensor

@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "objective": "the algorithm: one file per axis, surrogate and advantage; pure functions",
         "batch": "answers as tensors: a rollout, an optimizer step, a micro-batch; denominators",
         "packing": "the rows that a model reads of a micro-batch",
+        "compat": "the only code that uses private parts of other libraries, a file for each",
         "types": "the nouns: `Problem`, `Completion`, `Group`, ...",
         "extensions": "functions and classes from outside: how they are found and marked",
         "secrets": "keys and tokens masked in whatever is shown or stored",

@@ -1,6 +1,7 @@
 """The shape of the code base, held by tests: direction of imports, sizes, what stays light."""
 
 import ast
+import graphlib
 import pathlib
 import subprocess
 import sys
@@ -79,6 +80,21 @@ def test_the_picture_leaves_out_only_what_can_be_reached_through_another_module(
             reached |= more
         assert used[module] <= reached, module
         assert set(shown[module]) <= used[module]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions count too."""
+    files = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in modules()}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    imported: dict[str, set[str]] = {name: set() for name in files}
+    for name, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                for part in node.names:
+                    full = f"{node.module}.{part.name}"
+                    imported[name].add(full if full in files else str(node.module))
+    order = graphlib.TopologicalSorter({n: used & files.keys() for n, used in imported.items()})
+    order.prepare()  # raises CycleError, which names the modules
 
 
 def test_every_file_has_a_docstring() -> None:
@@ -192,3 +208,99 @@ def test_models_are_loaded_without_code_of_their_own() -> None:
                 assert isinstance(value, ast.Constant) and value.value is False, (
                     f"{path}:{node.lineno}"
                 )
+
+
+LIBRARIES = {"torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "datasets"}
+DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit", "__version__", "__name__", "__init__",
+              "__file__", "__module__", "__traceback__"}  # fmt: skip
+"""Of named tuples, `os` and Python itself."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and name not in DOCUMENTED
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """Names that a file gives to its own functions, classes, variables and attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                names.add(node.attr)
+    return names
+
+
+def private_uses(text: str) -> list[tuple[int, str]]:
+    """Lines that use private parts of other code, or replace a module's class or forward."""
+    tree = ast.parse(text)
+    own = defined_in(tree)
+    uses = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                private = False
+            case ast.Attribute(attr="__class__" | "forward"):
+                private = not isinstance(node.ctx, ast.Load)
+            case ast.Attribute():
+                root = ast.unparse(node.value).split(".")[0]
+                private = is_private(node.attr) and (node.attr not in own or root in LIBRARIES)
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr")):
+                name = ast.literal_eval(node.args[1]) if _is_text(node.args[1]) else ""
+                dunder = name.startswith("__") and name.endswith("__")
+                private = (is_private(name) and not dunder) or name == "forward"
+            case ast.Subscript(value=ast.Call(func=ast.Name(id="vars"))):
+                private = not isinstance(node.ctx, ast.Load)
+            case ast.Import() | ast.ImportFrom():
+                path = [getattr(node, "module", None) or "", *(name.name for name in node.names)]
+                parts = {part for module in path for part in module.split(".")}
+                private = path[0] != "__future__" and any(is_private(part) for part in parts)
+            case _:
+                continue
+        if private:
+            uses.append((node.lineno, ast.unparse(node)))
+    return uses
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_only_compat_touches_private_parts_of_other_libraries() -> None:
+    uses = [
+        f"{path.relative_to(ROOT)}:{line}: {code}"
+        for path in modules()
+        if module_of(path) != "compat"
+        for line, code in private_uses(path.read_text())
+    ]
+    assert not uses
+
+
+def test_private_uses_are_seen() -> None:
+    for code in (
+        "torch.ops.aten._flash_attention_forward(q)",
+        "torch._dynamo.mark_dynamic(x, 0)",
+        "from torch._inductor import config",
+        "import torch._dynamo",
+        "model.config._attn_implementation = 'eager'",
+        "weight._z3_optimizer.step()",
+        "getattr(model, '_no_split_modules', None)",
+        "linear.__class__ = Other",
+        "layer.forward = function",
+        "setattr(layer, 'forward', function)",
+        "vars(layer)['forward'] = function",
+        "deepspeed.ops.__compatible_ops__['x'] = False",
+        "def _dynamo(): torch._dynamo.reset()",
+    ):
+        assert private_uses(code), code
+    for code in (
+        "self._own = 1; other._own",
+        "kind.forward(layer)",
+        "type(x).__name__",
+        "torch.__version__",
+        "super().__init__()",
+    ):
+        assert not private_uses(code), code

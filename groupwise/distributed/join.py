@@ -30,7 +30,7 @@ def joined(device: str, timeout: float) -> Iterator[World]:
     adopt_slurm(os.environ)
     cuda = device in ("auto", "cuda") and torch.cuda.is_available()
     if not cuda:
-        # Where DeepSpeed is installed, others import it, and it is loud about what it finds.
+        # Where DeepSpeed is installed, other libraries import it, and it logs a lot about GPUs.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     size = int(os.environ.get("WORLD_SIZE", "1"))
     ready = dist.is_available() and dist.is_initialized()
@@ -48,7 +48,7 @@ def joined(device: str, timeout: float) -> Iterator[World]:
     with lost_ranks():
         groups = [dist.new_group(backend="gloo", timeout=limit) for _ in range(2)]
     world = World(dist.get_rank(), dist.get_world_size(), local_rank, *groups)
-    if not world.first:  # one voice is enough
+    if not world.first:  # rank 0 logs for all
         log.setLevel(logging.ERROR)
     try:
         with lost_ranks():
@@ -82,5 +82,5 @@ def _check_variables() -> None:
 def _leave() -> None:
     try:
         dist.destroy_process_group()
-    except RuntimeError as error:  # the others are gone: there is nothing left to leave
+    except RuntimeError as error:  # the other ranks have ended
         log.debug("leaving the process group: %s", error)

@@ -1,7 +1,7 @@
 """`--nproc N`: the same command as N ranks on this machine, watched until the last has ended.
 
-Rank 0 has the terminal; what the others print is kept aside and its last lines are shown if one of
-them is the first to fail. A signal is passed on to every rank, which then agree on where to stop.
+Rank 0 has the terminal; what the others print goes to files, whose last lines are shown if one of
+them is the first to fail. Signals are forwarded to every rank, which then agree on where to stop.
 When a rank dies the others are given `GRACE` seconds to notice, and are then ended too. When this
 process itself dies, the ranks see their end of a pipe close and stop as if they had been asked to.
 """
@@ -28,8 +28,8 @@ TAIL = 15
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A rank that is over, in the order in which they ended; a negative code is a signal's."""
+class EndedRank:
+    """A rank's exit code; a negative one is a signal's number."""
 
     rank: int
     code: int
@@ -46,9 +46,9 @@ def launch(arguments: Sequence[str], count: int) -> int:
             _start(command, rank, count, port, alive, outputs[rank] if rank else None)
             for rank in range(count)
         ]
-        with _passing_signals_on(ranks):
+        with _forwarded_signals(ranks):
             ended = _wait(ranks)
-        return _verdict(ended, outputs)
+        return _exit_code(ended, outputs)
 
 
 def _start(
@@ -84,13 +84,13 @@ def _start(
 
 
 @contextlib.contextmanager
-def _passing_signals_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    def pass_on(number: int, frame: FrameType | None) -> None:
+def _forwarded_signals(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    def forward(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -101,16 +101,16 @@ def _passing_signals_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[No
                 rank.kill()
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[Ended]:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[EndedRank]:
     """Until all have ended; those that outlive a failed one for too long are killed."""
-    over: queue.Queue[Ended] = queue.Queue()
+    over: queue.Queue[EndedRank] = queue.Queue()
 
     def watch(rank: int, process: subprocess.Popen[bytes]) -> None:
-        over.put(Ended(rank, process.wait()))
+        over.put(EndedRank(rank, process.wait()))
 
     for rank, process in enumerate(ranks):
         threading.Thread(target=watch, args=(rank, process), daemon=True).start()
-    ended: list[Ended] = []
+    ended: list[EndedRank] = []
     while len(ended) < len(ranks):
         failed = any(one.code for one in ended)
         try:
@@ -122,10 +122,10 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[Ended]:
     return ended
 
 
-def _verdict(ended: Sequence[Ended], outputs: Sequence[pathlib.Path]) -> int:
+def _exit_code(ended: Sequence[EndedRank], outputs: Sequence[pathlib.Path]) -> int:
     """0, 2 and 3 where that is what happened; else 1, with what is known about the first failure.
 
-    A rank that finds something that the user can fix ends the others: its word counts.
+    A rank that ends with an error that the user can fix ends the others: its code counts.
     """
     failed = [one for one in ended if one.code]
     if not failed:
@@ -144,15 +144,15 @@ def _verdict(ended: Sequence[Ended], outputs: Sequence[pathlib.Path]) -> int:
     return 1
 
 
-def _show(one: Ended, outputs: Sequence[pathlib.Path]) -> None:
+def _show(one: EndedRank, outputs: Sequence[pathlib.Path]) -> None:
     lines = outputs[one.rank].read_text(errors="replace").splitlines()[-TAIL:]
     print("\n".join(f"[rank {one.rank}] {line}" for line in lines), file=sys.stderr)
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -17,15 +17,15 @@ def adopt_slurm(environment: MutableMapping[str, str]) -> None:
         return
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
     job = environment.get("SLURM_JOB_ID", "")
-    found = {
+    variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": environment.get("SLURM_LOCALID", "0"),
         "MASTER_ADDR": first_host(hosts) or "127.0.0.1",
-        # Two jobs on one machine must not meet; below the range of ephemeral ports.
+        # Two jobs on one machine need two ports; below the range of ephemeral ports.
         "MASTER_PORT": str(12000 + int(job) % 20000) if job.isdigit() else "29500",
     }
-    for name, value in found.items():
+    for name, value in variables.items():
         environment.setdefault(name, value)
 
 

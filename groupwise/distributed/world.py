@@ -1,4 +1,4 @@
-"""The ranks of a run, and the few things that they say to each other.
+"""The ranks of a run, and the collectives that they use.
 
 Every rank runs the same loop on the same numbers. Where work can be split, each does its share and
 all get everything. What travels between processes is JSON or tensors, never pickles. A run of one
@@ -19,7 +19,7 @@ from groupwise.errors import GroupwiseError, RankLost
 
 Item = TypeVar("Item")
 BUCKET_BYTES = 64 * 2**20
-"""Tensors that are summed together travel in pieces of about this size."""
+"""Tensors are all-reduced in buckets of about this size."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class World:
     spare: Any = None
 
     def aside(self) -> "World":
-        """The same ranks on a channel of its own: for a thread that speaks beside this one."""
+        """The same ranks on a process group of its own, for collectives of another thread."""
         return replace(self, group=self.spare)
 
     @property
     def first(self) -> bool:
-        """Whether this rank writes files and talks to people."""
+        """Whether this rank writes files and prints."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
@@ -56,21 +56,18 @@ class World:
             longest = int(max(sizes))
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: len(data)] = data
-            found = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(found, padded, group=self.group)
+            received = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(received, padded, group=self.group)
         return [
             json.loads(part[: int(size)].numpy().tobytes())
-            for part, size in zip(found, sizes, strict=True)
+            for part, size in zip(received, sizes, strict=True)
         ]
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 gave."""
         return self.gather(value if self.first else None)[0]
 
-    def any(self, flag: bool) -> bool:
-        return any(self.gather(flag))
-
-    def most(self, number: int) -> int:
+    def max(self, number: int) -> int:
         return max(self.gather(number))
 
     def barrier(self) -> None:
@@ -79,30 +76,30 @@ class World:
     def share(self, items: Sequence[Item], work: Callable[[list[Item]], list[Any]]) -> list[Any]:
         """`work(items)`, of which each rank does every `size`-th; all get all. Results are JSON."""
         mine = list(items[self.rank :: self.size])
-        found: list[Any] = [None] * len(items)
+        results: list[Any] = [None] * len(items)
         for rank, part in enumerate(self.gather(work(mine) if mine else [])):
-            found[rank :: self.size] = part
-        return found
+            results[rank :: self.size] = part
+        return results
 
     def first_does(self, work: Callable[[], Any]) -> Any:
         """Rank 0 works and all get its result; an error that a user can fix is raised by all."""
         if self.size == 1:
             return work()
-        found: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         if self.first:
             try:
-                found = {"value": work()}
+                outcome = {"value": work()}
             except GroupwiseError as error:
                 self.broadcast({"error": str(error)})
                 raise
-        found = self.broadcast(found)
-        if "error" in found:
-            raise GroupwiseError(found["error"])
-        return found["value"]
+        outcome = self.broadcast(outcome)
+        if "error" in outcome:
+            raise GroupwiseError(outcome["error"])
+        return outcome["value"]
 
     @contextmanager
     def one_ahead(self) -> Iterator[None]:
-        """The first rank of each machine goes ahead (and downloads); the others follow."""
+        """The first rank of each machine runs this first (and downloads), then the others."""
         if self.local_rank:
             self.barrier()
         yield
@@ -110,20 +107,21 @@ class World:
             self.barrier()
 
     @torch.no_grad()
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes the sum of what all ranks have in its place."""
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Each tensor becomes the sum over all ranks, in place."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
-        room = BUCKET_BYTES
+        bytes_left = BUCKET_BYTES
         for tensor in tensors:
             if bucket and (
-                room < 0 or (tensor.dtype, tensor.device) != (bucket[0].dtype, bucket[0].device)
+                bytes_left < 0
+                or (tensor.dtype, tensor.device) != (bucket[0].dtype, bucket[0].device)
             ):
                 _sum_bucket(bucket)
-                bucket, room = [], BUCKET_BYTES
+                bucket, bytes_left = [], BUCKET_BYTES
             bucket.append(tensor)
-            room -= tensor.numel() * tensor.element_size()
+            bytes_left -= tensor.numel() * tensor.element_size()
         if bucket:
             _sum_bucket(bucket)
 
@@ -140,8 +138,8 @@ def _sum_bucket(tensors: Sequence[Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-# What gloo and NCCL say when the other side is gone or silent.
-_SIGNS = (
+# Parts of gloo's and NCCL's messages when another process is gone or does not answer.
+_LOST_CONNECTION = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -161,7 +159,9 @@ def lost_ranks() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS):
+        if isinstance(error, dist.DistError) or any(
+            words in text.lower() for words in _LOST_CONNECTION
+        ):
             reason = text.strip().splitlines()[0][:200]
             raise RankLost(
                 f"another rank ended or cannot be reached ({reason}); its own message says why. "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from groupwise.compat.torch_compile import mark_rows_dynamic
 from groupwise.objective.rowwise import logprobs_by_rows
 
 CHUNK_LOGITS = 2**26
@@ -52,9 +53,8 @@ def token_logprobs(
             return logprobs_C, entropies_C if entropy else None
         if not compiled:
             return plain_logprobs(logits_CV, targets_C, temperature, entropy, entropy_grad)
-        for rows in (logits_CV, targets_C, temperature):
-            if isinstance(rows, Tensor):
-                torch._dynamo.maybe_mark_dynamic(rows, 0)
+        rows = (logits_CV, targets_C, temperature)
+        mark_rows_dynamic(*(tensor for tensor in rows if isinstance(tensor, Tensor)))
         return _compiled()(logits_CV, targets_C, temperature, entropy, entropy_grad)
 
     if chunk_logits is None:

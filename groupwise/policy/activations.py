@@ -1,4 +1,4 @@
-"""Activations in the backward pass: kept, recomputed, or recomputed from inputs parked on the CPU.
+"""Activations in the backward pass: kept, recomputed, or recomputed from inputs on the CPU.
 
 With checkpointing each layer keeps only its input and runs again when its gradient is due. Those
 inputs are what is left of activation memory, layers x tokens x hidden size; offloading moves each
@@ -12,42 +12,42 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from groupwise.compat.transformers import set_checkpoint_function
+
 
 def checkpoint_activations(model: Any, *, offload: bool) -> None:
     """Recompute each layer of `model` in the backward pass while it is in training mode."""
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if offload:
-        for module in model.modules():
-            if hasattr(module, "gradient_checkpointing"):
-                module._gradient_checkpointing_func = parked_checkpoint
+        set_checkpoint_function(model, checkpoint_with_offload)
 
 
-def parked_checkpoint(layer: Callable[..., Any], hidden: Tensor, *rest: Any) -> Any:
+def checkpoint_with_offload(layer: Callable[..., Any], hidden: Tensor, *rest: Any) -> Any:
     """`layer(hidden, *rest)`, recomputed backward from a copy of `hidden` in CPU memory."""
-    parked = Parked(hidden)
-    output = checkpoint(lambda: layer(parked.take(), *rest), use_reentrant=False)
-    parked.park()
+    inputs = OffloadedTensor(hidden)
+    output = checkpoint(lambda: layer(inputs.load(), *rest), use_reentrant=False)
+    inputs.offload()
     return output
 
 
-class Parked:
-    """A tensor that is here until it is parked and comes back, detached, when it is taken again."""
+class OffloadedTensor:
+    """A tensor on its device until `offload`; from then on `load` copies it back, detached."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.device, self.needs_grad = tensor.device, tensor.requires_grad
-        self.here: Tensor | None = tensor
-        self.there: Tensor | None = None
+        self.on_device: Tensor | None = tensor
+        self.on_cpu: Tensor | None = None
 
-    def park(self) -> None:
-        assert self.here is not None
-        pinned = self.here.is_cuda
-        self.there = torch.empty_like(self.here, device="cpu", pin_memory=pinned)
-        self.there.copy_(self.here.detach(), non_blocking=pinned)
-        self.here = None
+    def offload(self) -> None:
+        assert self.on_device is not None
+        pinned = self.on_device.is_cuda
+        self.on_cpu = torch.empty_like(self.on_device, device="cpu", pin_memory=pinned)
+        self.on_cpu.copy_(self.on_device.detach(), non_blocking=pinned)
+        self.on_device = None
 
-    def take(self) -> Tensor:
-        if self.here is not None:
-            return self.here
-        assert self.there is not None
-        back = self.there.to(self.device, non_blocking=True)
-        return back.detach().requires_grad_(self.needs_grad)
+    def load(self) -> Tensor:
+        if self.on_device is not None:
+            return self.on_device
+        assert self.on_cpu is not None
+        copy = self.on_cpu.to(self.device, non_blocking=True)
+        return copy.detach().requires_grad_(self.needs_grad)

@@ -44,7 +44,7 @@ class Adapter:
             self.peft.base_model.enable_adapter_layers()
 
     @contextmanager
-    def wearing(self, others: Mapping[str, Tensor]) -> Iterator[None]:
+    def with_weights(self, others: Mapping[str, Tensor]) -> Iterator[None]:
         """The model with other weights in its adapter."""
         own = self.weights()
         before = {name: weight.data for name, weight in own.items()}
@@ -99,13 +99,13 @@ def load_adapter(
 ) -> Adapter:
     """The adapter saved in `folder`, to be trained on; it must be what the settings say."""
     peft = _attach(model, folder, trainable=True)
-    found = peft.peft_config["default"]
+    lora = peft.peft_config["default"]
     saved = {
-        "rank": found.r,
-        "alpha": found.lora_alpha,
-        "dropout": found.lora_dropout,
-        "rslora": found.use_rslora,
-        "dora": found.use_dora,
+        "rank": lora.r,
+        "alpha": lora.lora_alpha,
+        "dropout": lora.lora_dropout,
+        "rslora": lora.use_rslora,
+        "dora": lora.use_dora,
     }
     for name, value in saved.items():
         if value != getattr(settings, name):
@@ -126,7 +126,7 @@ def is_adapter_folder(source: str | pathlib.Path) -> bool:
 
 
 def base_of(folder: str | pathlib.Path) -> str:
-    """The model that an adapter folder belongs to: a folder or a hub id."""
+    """The base model of an adapter folder: a folder or a hub id."""
     path = pathlib.Path(folder) / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,9 @@
-"""Our attention inside an unmodified transformers model, through its AttentionInterface.
+"""Our attention functions inside an unmodified transformers model, through its AttentionInterface.
 
-While a model runs under `attending(model, attend)`, each of its attention layers calls `attend`
-with the new tokens' queries, keys and values (positions already applied). Outside, the model is as
-it was. Sampling attends to slots (rollout/native/cache.py), training to packed rows (pieces.py).
+While a model runs under `use_attention(model, function)`, each of its attention layers calls
+`function` with the new tokens' queries, keys and values (rotary positions already applied).
+Outside, the model is as it was. Sampling attends to a KV cache (rollout/native/kv_cache.py),
+training to packed rows (packed_attention.py).
 """
 
 from collections.abc import Iterator
@@ -15,32 +16,36 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from groupwise.compat.transformers import attn_implementation, has_attention_interface
+
 NAME = "groupwise"
 
 
-class Attend(Protocol):
-    def __call__(self, module: Any, q: Tensor, k: Tensor, v: Tensor, form: "Form") -> Tensor:
+class AttentionFunction(Protocol):
+    def __call__(
+        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: "AttentionOptions"
+    ) -> Tensor:
         """(R, H, S, D) queries and (R, K, S, D) keys and values to (R, S, H, D).
 
-        `module` is the layer that asks; its `layer_idx` says which one it is.
+        `module` is the attention layer; its `layer_idx` says which one it is.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Form:
-    """How a layer wants its scores."""
+class AttentionOptions:
+    """What a layer asks of its attention scores. A sliding window counts the token itself."""
 
     scale: float
-    window: int | None
+    sliding_window: int | None
     softcap: float | None
 
 
-class Unservable(Exception):
+class UnsupportedAttention(Exception):
     """The model asks its attention for something that ours does not do."""
 
 
-_current: list[Attend] = []
+_current: list[AttentionFunction] = []
 
 
 def _dispatch(
@@ -55,82 +60,76 @@ def _dispatch(
     **extra: Any,
 ) -> tuple[Tensor, None]:
     if extra.get("s_aux") is not None:
-        raise Unservable("its attention has sinks")
+        raise UnsupportedAttention("its attention has sinks")
     if extra.get("dropout"):
-        raise Unservable("it drops attention at random")
+        raise UnsupportedAttention("it uses attention dropout")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
-    form = Form(scale, sliding_window or None, softcap or None)
-    return _current[-1](module, query, key, value, form), None
+    options = AttentionOptions(scale, sliding_window or None, softcap or None)
+    return _current[-1](module, query, key, value, options), None
 
 
 AttentionInterface.register(NAME, _dispatch)
 
 
 @contextmanager
-def attending(model: Any, attend: Attend) -> Iterator[None]:
-    """Route the model's attention to `attend`; the model's own choice comes back afterwards."""
-    configs = [model.config, *_text_configs(model)]
-    before = [config._attn_implementation for config in configs]
-    for config in configs:
-        config._attn_implementation = NAME
-    _current.append(attend)
-    try:
-        yield
-    finally:
-        _current.pop()
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation = name
+def use_attention(model: Any, function: AttentionFunction) -> Iterator[None]:
+    """Route the model's attention to `function`; the model's own comes back afterwards."""
+    with attn_implementation(model, NAME):
+        _current.append(function)
+        try:
+            yield
+        finally:
+            _current.pop()
 
 
-def why_fixed(model: Any) -> str | None:
-    """Why a model's attention cannot be routed at all; None when it can be tried."""
-    if getattr(model, "_supports_attention_backend", False):
+def current_attention() -> AttentionFunction | None:
+    """What the innermost open `use_attention` routes to."""
+    return _current[-1] if _current else None
+
+
+def attention_interface_problem(model: Any) -> str | None:
+    """Why a model's attention cannot be replaced at all; None when it can be tried."""
+    if has_attention_interface(model):
         return None
     return "its attention cannot be replaced (no transformers AttentionInterface)"
 
 
-def attended_by() -> Attend | None:
-    """What the innermost open `attending` routes to."""
-    return _current[-1] if _current else None
-
-
-def _text_configs(model: Any) -> list[Any]:
-    text = model.config.get_text_config()
-    return [] if text is model.config else [text]
-
-
-def causal(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
     """One prompt's attention over itself: (1, H, S, D) to (1, S, H, D)."""
-    length = q.shape[2]
-    if form.softcap is None and (form.window is None or length <= form.window):
+    length, window = q.shape[2], options.sliding_window
+    if options.softcap is None and (window is None or length <= window):
         out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=form.scale, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, is_causal=True, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.transpose(1, 2)
-    places = torch.arange(length, device=q.device)
-    visible = places[None, :] <= places[:, None]
-    if form.window is not None:
-        visible &= places[:, None] - places[None, :] < form.window
-    return grouped(q, k, v, visible, form)
+    positions = torch.arange(length, device=q.device)
+    mask = positions[None, :] <= positions[:, None]
+    if window is not None:
+        mask &= positions[:, None] - positions[None, :] < window
+    return grouped_query_attention(q, k, v, mask, options)
 
 
-def grouped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, form: Form) -> Tensor:
+def grouped_query_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions
+) -> Tensor:
     """Masked attention where several query heads share a key head, without repeating keys.
 
-    q (R, H, S, D), k and v (R, K, L, D), visible broadcastable to (R, 1, S, L); gives (R, S, H, D).
+    q (R, H, S, D), k and v (R, K, L, D), mask (true: visible) broadcastable to (R, 1, S, L); gives
+    (R, S, H, D).
     """
     rows, heads, length, size = q.shape
-    shared = k.shape[1]
-    share = heads // shared
-    visible = visible.expand(rows, 1, length, k.shape[2]) if visible.ndim == 4 else visible
-    # Query heads of one key head stand in line as further queries of it.
-    q = q.reshape(rows, shared, share * length, size)
-    visible = visible.repeat(*(1,) * (visible.ndim - 2), share, 1)
-    if form.softcap is None:
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=form.scale)
+    kv_heads = k.shape[1]
+    queries_per_kv = heads // kv_heads
+    mask = mask.expand(rows, 1, length, k.shape[2]) if mask.ndim == 4 else mask
+    # The query heads of one key head become further queries of it.
+    q = q.reshape(rows, kv_heads, queries_per_kv * length, size)
+    mask = mask.repeat(*(1,) * (mask.ndim - 2), queries_per_kv, 1)
+    if options.softcap is None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale)
     else:
-        scores = torch.tanh(q @ k.transpose(-1, -2) * (form.scale / form.softcap)) * form.softcap
-        out = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        scores = q @ k.transpose(-1, -2) * (options.scale / options.softcap)
+        scores = torch.tanh(scores) * options.softcap
+        out = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
     return out.reshape(rows, heads, length, size).transpose(1, 2)

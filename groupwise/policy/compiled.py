@@ -1,13 +1,13 @@
-"""Decoder layers run by torch.compile: one code for all of them, compiled once.
+"""Decoder layers run by torch.compile: compiled once for all of them.
 
-Norms, rotations and gates are many small steps, each of which reads and writes whole activations.
-Compiled they are a few, forward and backward, and less is kept in between. All layers of a model
-have the same code, so compiling one serves all: seconds, where the whole model would take minutes.
-A layer that the compiler refuses is run as it is.
+Norms, rotary embeddings and gates are many small operations, each of which reads and writes whole
+activations. Compiled they are a few kernels, forward and backward, and less is kept in between. All
+layers of a model have the same code, so compiling one serves all: seconds, where the whole model
+would take minutes. A layer that the compiler cannot compile runs without it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -15,21 +15,22 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
 
 log = logging.getLogger("groupwise")
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 CPU_PARAMETERS = 50_000_000
-"""From this size on a CPU's steps are long enough to make up for the compiling."""
+"""From this size on, steps on a CPU are long enough to make up for the time of compiling."""
 
-_refused: set[type[nn.Module]] = set()
+_uncompilable: set[type[nn.Module]] = set()
 
 
 def is_worth_compiling(model: Any, device: torch.device, chosen: str) -> bool:
-    """`chosen` is a recipe's `compile`; left to us (auto), small models on a CPU are not."""
+    """`chosen` is a recipe's `compile`; with auto, small models on a CPU are not compiled."""
     if chosen != "auto" or device.type != "cpu":
         return chosen != "none"
     return sum(parameter.numel() for parameter in model.parameters()) >= CPU_PARAMETERS
@@ -43,24 +44,12 @@ def compiles_training(model: Any, device: torch.device, config: Config) -> bool:
 def compiled_layers(model: Any, on: bool) -> Iterator[None]:
     """While this is open, the model's layers are compiled ones (if `on`); backward included."""
     layers = (decoder_layers(model) or []) if on else []
-    with running({layer: partial(_run, layer) for layer in layers}):
+    with replaced_forwards({layer: partial(_run, layer) for layer in layers}):
         yield
 
 
-@contextmanager
-def running(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """While this is open, modules run these functions instead of their own `forward`."""
-    for module, forward in forwards.items():
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module in forwards:
-            del module.forward
-
-
-def run_plainly(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Compiled code calls this function as it is: what loops over pieces would be unrolled."""
+def uncompiled(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Never compile this function: its loop over sequences would be unrolled."""
     return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
@@ -73,18 +62,18 @@ def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
 
 def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind = type(layer)
-    if kind not in _refused:
+    if kind not in _uncompilable:
         try:
-            return compiled(kind)(layer, *args, **kwargs)
+            return compiled_forward(kind)(layer, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a compiler can fail in any way; the plain layer always works
+        except Exception as error:  # a compiler can fail in any way; the layer itself always works
             log.warning("layers run without torch.compile: %s", str(error).split("\n")[0])
-            _refused.add(kind)
+            _uncompilable.add(kind)
     return kind.forward(layer, *args, **kwargs)
 
 
 @cache
-def compiled(kind: type[nn.Module]) -> Any:
-    """A layer's code, for any number of rows and tokens: batches differ in both at every step."""
+def compiled_forward(kind: type[nn.Module]) -> Any:
+    """A layer's forward, for any number of rows and tokens: both differ at every step."""
     return torch.compile(kind.forward, dynamic=True)

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from groupwise.batch import Rows, make_batch
 from groupwise.objective.logprobs import token_logprobs
-from groupwise.policy.attention import Unservable, why_fixed
-from groupwise.policy.load import Policy
-from groupwise.policy.pieces import attending_rows
+from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
+from groupwise.policy.packed_attention import use_packed_attention
+from groupwise.policy.policy import Policy
 from groupwise.types import Completion, Group, Problem
 
 
@@ -29,7 +29,7 @@ def answer_logprobs(
 def _answer_logprobs(
     policy: Policy, rows: Rows, temperature: float, entropy_grad: bool, compiled: bool
 ) -> tuple[Tensor, Tensor]:
-    with attending_rows(policy.model, rows):
+    with use_packed_attention(policy.model, rows):
         hidden = policy.body(
             input_ids=rows.tokens_RS,
             attention_mask=rows.real_RS if rows.groups is None else None,
@@ -51,11 +51,11 @@ def _answer_logprobs(
 
 def shared_prefix_problem(policy: Policy) -> str | None:
     """Why this model cannot train on shared prefixes; None when it can, by trying it on a group."""
-    if (problem := why_fixed(policy.model)) is not None:
+    if (problem := attention_interface_problem(policy.model)) is not None:
         return problem
     try:
         padded, shared = _probe(policy, "padded"), _probe(policy, "shared_prefix")
-    except Unservable as reason:
+    except UnsupportedAttention as reason:
         return str(reason)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         return f"its forward pass refuses them ({str(error).splitlines()[0]})"

@@ -1,24 +1,19 @@
-"""A policy: a causal language model, its tokenizer, and how to run it.
+"""Load a policy: any Hugging Face causal model, from a name, a folder or the hub.
 
-`body` and `head` split the model before its vocabulary projection, so that logits are never held
-whole (objective/logprobs.py). Any Hugging Face causal model loads; one whose logits are not
-head(body(x)) is run as a whole, which is always right and costs more memory.
-
-A folder with an adapter (PEFT's format) is a model too: the one that it belongs to, with the
-adapter on top where the settings ask for one, else merged in.
+A folder with an adapter (PEFT's format) is a model too: its base model, with the adapter on top
+where the settings ask for one, else merged into its weights.
 """
 
 import logging
 import pathlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from groupwise.compat.transformers import is_adapter_checkpoint
 from groupwise.config import AdapterSettings
 from groupwise.errors import GroupwiseError, ModelError
 from groupwise.policy.activations import checkpoint_activations
@@ -30,6 +25,8 @@ from groupwise.policy.adapters import (
     load_adapter,
     merge_adapter,
 )
+from groupwise.policy.forward import shared_prefix_problem
+from groupwise.policy.policy import Policy, split_head
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.prompts import eos_ids
 from groupwise.policy.quantization import quantization_config
@@ -37,71 +34,16 @@ from groupwise.policy.resolve import resolve_model
 
 log = logging.getLogger("groupwise")
 
-Layout = Literal["shared_prefix", "padded"]
-
-
-def _plainly(forward: Callable[[], Any]) -> Any:
-    return forward()
-
-
-def _as_many(passes: int) -> int:
-    return passes
-
-
-@dataclass(frozen=True)
-class Policy:
-    """model(tokens).logits == head(body(tokens)).
-
-    `layout` is how batches are laid out for it.
-    With an `adapter` only its weights, which are inside the model, are trained.
-    A model that several processes hold together runs inside `run`, which puts its weights together
-    on the way, and equally often in all of them: where one has n passes to make, all make
-    `passes(n)`.
-    """
-
-    model: Any
-    tokenizer: Any
-    body: Callable[..., Tensor]
-    head: Callable[[Tensor], Tensor]
-    eos_ids: tuple[int, ...]
-    layout: Layout = "padded"
-    adapter: Adapter | None = None
-    run: Callable[[Callable[[], Any]], Any] = _plainly
-    passes: Callable[[int], int] = _as_many
-    runs_on: torch.device | None = None
-    """Where passes are made, if not where the weights are."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.runs_on or next(self.model.parameters()).device
-
-    @property
-    def rounds(self) -> bool:
-        """Whether the same sum in another order may come out visibly different: in half precision,
-        and where activations are cut to 8 bits."""
-        return self.model.dtype != torch.float32 or self.int8
-
-    @property
-    def int8(self) -> bool:
-        return any(weight.dtype == torch.int8 for weight in self.model.parameters())
-
-    @property
-    def pad_id(self) -> int:
-        pad = self.tokenizer.pad_token_id
-        return pad if pad is not None else self.eos_ids[0]
-
-    @property
-    def vocab(self) -> int:
-        return self.model.config.get_text_config().vocab_size
-
 
 def pick_device(wanted: str) -> torch.device:
     """CUDA, else Apple MPS, else CPU; or what was asked for, if it is there."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    devices = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if wanted == "auto":
-        return torch.device(next((kind for kind, found in there.items() if found), "cpu"))
-    if not there.get(wanted, True):
-        raise ModelError(f"device {wanted} was asked for and is not there; use device=auto or cpu")
+        return torch.device(next((kind for kind, available in devices.items() if available), "cpu"))
+    if not devices.get(wanted, True):
+        raise ModelError(
+            f"device {wanted} was asked for and is not available; use device=auto or cpu"
+        )
     return torch.device(wanted)
 
 
@@ -125,23 +67,23 @@ def load_policy(
 ) -> Policy:
     """Load `tiny`, `smollm2`, a hub id or a folder; `weights`: a folder that it goes on from."""
     source = resolve_model(weights or name)
-    tuned = pathlib.Path(source) if is_adapter_folder(source) else None
-    base = source if tuned is None else resolve_model(base_of(tuned))
-    tokenizer, model = _read(name, source, base, device, dtype, quantization)
-    worn = None
-    if adapter is None and tuned is not None:
-        model = merge_adapter(model, tuned)
-    elif adapter is not None and tuned is None:
-        worn = add_adapter(model, adapter, dtype, seed)
-    elif adapter is not None and tuned is not None:
+    adapter_folder = pathlib.Path(source) if is_adapter_folder(source) else None
+    base = source if adapter_folder is None else resolve_model(base_of(adapter_folder))
+    tokenizer, model = _from_pretrained(name, source, base, device, dtype, quantization)
+    lora = None
+    if adapter is None and adapter_folder is not None:
+        model = merge_adapter(model, adapter_folder)
+    elif adapter is not None and adapter_folder is None:
+        lora = add_adapter(model, adapter, dtype, seed)
+    elif adapter is not None and adapter_folder is not None:
         fresh = not is_adapter_folder(resolve_model(name))
-        worn = load_adapter(model, tuned, adapter, dtype, starts_as_base=fresh)
+        lora = load_adapter(model, adapter_folder, adapter, dtype, starts_as_base=fresh)
     if gradient_checkpointing:
         checkpoint_activations(model, offload=gradient_checkpointing == "offload")
-    return make_policy(model, tokenizer, layout, worn)
+    return make_policy(model, tokenizer, layout, lora)
 
 
-def _read(
+def _from_pretrained(
     name: str,
     source: str,
     base: str,
@@ -167,7 +109,7 @@ def _read(
             f"cannot load model {name!r}: {reason}\n"
             "use `tiny`, `smollm2`, a Hugging Face id that this machine can reach, or a folder"
         ) from error
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if is_adapter_checkpoint(model):
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
     if quantization is None:
         model.to(device)
@@ -183,8 +125,6 @@ def make_policy(
     policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer), adapter=adapter)
     if layout == "padded":
         return policy
-    from groupwise.policy.forward import shared_prefix_problem
-
     problem = shared_prefix_problem(policy)
     if problem is None:
         return replace(policy, layout="shared_prefix")
@@ -192,29 +132,3 @@ def make_policy(
         raise ModelError(f"layout shared_prefix cannot be used: {problem}; use batch.layout=padded")
     log.warning("prompts are not shared in training: %s", problem)
     return policy
-
-
-def split_head(model: Any) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
-    """(body, head) with head(body(x)) equal to the model's logits, checked on a few tokens."""
-    decoder, projection = model.get_decoder(), model.get_output_embeddings()
-    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-
-    def body(**inputs: Any) -> Tensor:
-        return decoder(**inputs, use_cache=False).last_hidden_state
-
-    def head(hidden: Tensor) -> Tensor:
-        logits = projection(hidden)
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    def whole(**inputs: Any) -> Tensor:
-        return model(**inputs, use_cache=False).logits
-
-    if isinstance(decoder, nn.Module) and decoder is not model and projection is not None:
-        vocab = model.config.get_text_config().vocab_size
-        probe = torch.arange(4, device=next(model.parameters()).device)[None] % vocab
-        with torch.no_grad():
-            expected, split = whole(input_ids=probe), head(body(input_ids=probe))
-        if split.shape == expected.shape and torch.allclose(split, expected, atol=1e-4, rtol=1e-3):
-            return body, head
-    log.warning("%s is run with its whole logits in memory", type(model).__name__)
-    return whole, lambda logits: logits

@@ -75,8 +75,8 @@ def _render(problem: Problem, tokenizer: Any) -> str:
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends an answer: the generation config's, the config's, the tokenizer's."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
-    found = [getattr(source, "eos_token_id", None) for source in sources]
-    return tuple(sorted({token for value in found for token in _as_list(value)}))
+    values = [getattr(source, "eos_token_id", None) for source in sources]
+    return tuple(sorted({token for value in values for token in _as_list(value)}))
 
 
 def _as_list(value: int | Iterable[int] | None) -> list[int]:

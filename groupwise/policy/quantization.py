@@ -29,7 +29,7 @@ def quantization_config(kind: str, dtype: torch.dtype, source: str, device: torc
         raise MissingExtraError("bitsandbytes", "quant")
     from transformers import BitsAndBytesConfig
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each product
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each matrix product
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     assert kind == "nf4"
@@ -38,12 +38,12 @@ def quantization_config(kind: str, dtype: torch.dtype, source: str, device: torc
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=_misread_on_cpu(source) if device.type == "cpu" else None,
+        llm_int8_skip_modules=_cpu_skip_modules(source) if device.type == "cpu" else None,
     )
 
 
-def _misread_on_cpu(source: str) -> list[str] | None:
-    """Layers to leave whole on a CPU, with the head; None: the head alone, as is the default.
+def _cpu_skip_modules(source: str) -> list[str] | None:
+    """Layers not to quantize on a CPU, with the head; None: the head alone, as is the default.
 
     The CPU kernel of bitsandbytes (0.50.2) takes the scales of the wrong blocks where rows are not
     a multiple of the block size, and says nothing: errors of 25 % of a weight instead of 9 %.
@@ -62,7 +62,11 @@ def _misread_on_cpu(source: str) -> list[str] | None:
             f"nf4 on a CPU needs layers that read a multiple of {BLOCK} numbers, and {source} has "
             "none: use quantization=int8, or a GPU"
         )
-    log.warning("%d of %d layers are left whole: nf4 on a CPU misreads them", len(odd), len(body))
+    log.warning(
+        "%d of %d layers are not quantized: bitsandbytes misreads them as nf4 on a CPU",
+        len(odd),
+        len(body),
+    )
     return odd + [name for name, layer in linear.items() if layer is head]
 
 

@@ -1,8 +1,8 @@
 """The model that KL is measured against: frozen at the start, copied every so often, or mixed.
 
-Without an adapter it is a second model. With one, the model below is the same and there is none:
+Without an adapter it is a second model. With one it is the policy's own model:
 the start is the policy with its adapter off; a reference that moves, or a start that already had an
-adapter, is the policy wearing other adapter weights for the length of a forward pass.
+adapter, is the policy with other adapter weights for the length of a forward pass.
 
 Training knows it as a `KLReference`; one in another process is serve/reference.py.
 """
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from groupwise.batch import Batch
 from groupwise.config import ReferenceSettings
-from groupwise.policy.load import Policy, make_policy
+from groupwise.policy.load import make_policy
 from groupwise.policy.logprobs import batch_logprobs
+from groupwise.policy.policy import Policy
 
 
 class KLReference(Protocol):
@@ -55,11 +56,11 @@ class Reference:
             self.weights = {name: w.detach() for name, w in model.named_parameters()}
             self.saved = self.moves
         elif adapter.starts_as_base and not self.moves:
-            self.policy = _under(start, adapter.off)
+            self.policy = _inside(start, adapter.off)
             self.saved = False
         else:
             self.weights = {n: w.detach().clone() for n, w in adapter.weights().items()}
-            self.policy = _under(start, lambda: adapter.wearing(self.weights))
+            self.policy = _inside(start, lambda: adapter.with_weights(self.weights))
             self.saved = True
 
     saved: bool
@@ -92,8 +93,8 @@ class Reference:
             weight.copy_(tensors[name])
 
 
-def _under(policy: Policy, context: Callable[[], AbstractContextManager[None]]) -> Policy:
-    """A policy each of whose passes through the model happens inside `context()`."""
+def _inside(policy: Policy, context: Callable[[], AbstractContextManager[None]]) -> Policy:
+    """The policy, each of whose passes through the model happens inside `context()`."""
 
     def body(**inputs: Any) -> Tensor:
         with context():

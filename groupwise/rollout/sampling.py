@@ -8,7 +8,7 @@ from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
 
 
-def draw(
+def sample_tokens(
     logits_BV: Tensor, keys_B2: Tensor, positions_B: Tensor, sampling: Sampling, seen_BL: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One token and its log-prob for each row. `seen_BL`: tokens so far, for repetition_penalty.
@@ -16,42 +16,42 @@ def draw(
     On a CPU a few rows at a time, so that the passes over them stay in its cache.
     """
     if logits_BV.device.type == "cpu" and len(parts := row_parts(logits_BV)) > 1:
-        found = [
-            draw(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p]) for p in parts
+        sampled = [
+            sample_tokens(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p])
+            for p in parts
         ]
-        return torch.cat([tokens for tokens, _ in found]), torch.cat(
-            [logprobs for _, logprobs in found]
-        )
-    scores = shape(logits_BV, sampling, seen_BL)
-    logprobs = scores.log_softmax(-1)
-    noisy = scores
+        tokens, logprobs = zip(*sampled, strict=True)
+        return torch.cat(tokens), torch.cat(logprobs)
+    logits = process_logits(logits_BV, sampling, seen_BL)
+    logprobs = logits.log_softmax(-1)
+    noisy = logits
     if sampling.temperature > 0:
-        noisy = scores + gumbel(keys_B2, positions_B, scores.shape[-1])
+        noisy = logits + gumbel(keys_B2, positions_B, logits.shape[-1])
     tokens = noisy.argmax(-1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def shape(logits_BV: Tensor, sampling: Sampling, seen_BL: Tensor) -> Tensor:
+def process_logits(logits_BV: Tensor, sampling: Sampling, seen_BL: Tensor) -> Tensor:
     """Logits after penalty, temperature and filters; what is filtered out becomes -inf."""
-    scores = logits_BV.float()
+    logits = logits_BV.float()
     if sampling.repetition_penalty != 1:
-        scores = penalize(scores, seen_BL, sampling.repetition_penalty)
+        logits = penalize(logits, seen_BL, sampling.repetition_penalty)
     if sampling.temperature > 0 and sampling.temperature != 1:
-        scores = scores / sampling.temperature
+        logits = logits / sampling.temperature
     if sampling.top_k:
-        kept = scores.topk(min(sampling.top_k, scores.shape[-1]), dim=-1).values[:, -1:]
-        scores = scores.masked_fill(scores < kept, -torch.inf)
+        kept = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < kept, -torch.inf)
     if sampling.min_p > 0:
-        probabilities = scores.softmax(-1)
+        probabilities = logits.softmax(-1)
         floor = sampling.min_p * probabilities.amax(-1, keepdim=True)
-        scores = scores.masked_fill(probabilities < floor, -torch.inf)
+        logits = logits.masked_fill(probabilities < floor, -torch.inf)
     if sampling.top_p < 1:
-        ranked, order = scores.sort(dim=-1, descending=True)
+        ranked, order = logits.sort(dim=-1, descending=True)
         probabilities = ranked.softmax(-1)
         # A token stays when the mass of those above it has not yet reached top_p: the first always.
         outside = probabilities.cumsum(-1) - probabilities >= sampling.top_p
-        scores = scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
-    return scores
+        logits = logits.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    return logits
 
 
 def spread_temperatures(count: int, low: float, high: float) -> tuple[float, ...]:
@@ -61,7 +61,7 @@ def spread_temperatures(count: int, low: float, high: float) -> tuple[float, ...
     return tuple(round(low + (high - low) * i / steps, 6) for i in range(count))
 
 
-def penalize(scores_BV: Tensor, seen_BL: Tensor, penalty: float) -> Tensor:
+def penalize(logits_BV: Tensor, seen_BL: Tensor, penalty: float) -> Tensor:
     """Make seen tokens less likely, whichever sign their logit has."""
-    seen = scores_BV.gather(-1, seen_BL)
-    return scores_BV.scatter(-1, seen_BL, torch.where(seen < 0, seen * penalty, seen / penalty))
+    seen = logits_BV.gather(-1, seen_BL)
+    return logits_BV.scatter(-1, seen_BL, torch.where(seen < 0, seen * penalty, seen / penalty))

@@ -13,9 +13,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers import StoppingCriteria as StoppingCriterion
 from transformers.generation import GenerationConfig, StoppingCriteriaList
 
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.rollout.noise import key_tensor
-from groupwise.rollout.sampling import draw
+from groupwise.rollout.sampling import sample_tokens
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Completion, Request, Sampling, StopReason
 
@@ -100,7 +100,7 @@ class KeyedSampler(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         position = input_ids.shape[1] - self.prompt_width
         positions = torch.full((len(input_ids),), position, device=scores.device)
-        tokens, logprobs = draw(scores, self.keys_B2, positions, self.sampling, input_ids)
+        tokens, logprobs = sample_tokens(scores, self.keys_B2, positions, self.sampling, input_ids)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens[:, None], 0.0)
 

@@ -9,7 +9,7 @@ there; with `adamw_8bit` the moments are bitsandbytes' 8-bit ones.
 Several ranks that each hold the whole model (ddp) sum their gradients here, once an optimizer step
 and in fp32, whatever the precision of the model. Unlike torch's DistributedDataParallel that leaves
 ranks free to make different numbers of passes, and no gradient is rounded to be sent. Where ranks
-hold the model together (fsdp2) weights are DTensors, fp32 ones, and so are gradients and moments.
+share one model (fsdp2) weights are sharded fp32 DTensors, and so are gradients and moments.
 """
 
 import importlib.util
@@ -53,11 +53,11 @@ class Stepper(Protocol):
     def forget(self) -> None: ...
 
     def fill(self, model: nn.Module) -> None:
-        """Give the present weights to a whole copy of a model that ranks hold in pieces."""
+        """Copy the present weights into a full copy of a sharded model."""
         ...
 
     def state(self) -> Mapping[str, Tensor]:
-        """By name; looking one up, or making it whole, may take all ranks: all go in order."""
+        """By name. Reading a sharded tensor is a collective: all ranks read in the same order."""
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None: ...
@@ -83,7 +83,7 @@ class Optimizer:
         self.masters = {name: _master(p, settings.offload) for name, p in self.weights.items()}
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
-                weight.register_post_accumulate_grad_hook(self._into(self.masters[name]))
+                weight.register_post_accumulate_grad_hook(self._accumulate_into(self.masters[name]))
         self.adamw = _adamw(list(self.masters.values()), settings)
         dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
         self.scale = LossScale() if torch.float16 in dtypes else None
@@ -96,8 +96,8 @@ class Optimizer:
         return 1.0 if self.scale is None else self.scale.value
 
     @staticmethod
-    def _into(master: Tensor):
-        """A hook that moves a weight's fresh gradient into its master's, in fp32."""
+    def _accumulate_into(master: Tensor):
+        """A hook that adds a weight's new gradient to its master's, in fp32."""
 
         def accumulate(weight: Tensor) -> None:
             assert weight.grad is not None
@@ -127,10 +127,10 @@ class Optimizer:
                 if master.grad is not None:
                     master.grad /= self.loss_scale
         grads = [master.grad for master in self.masters.values() if master.grad is not None]
-        norm = _whole(nn.utils.get_total_norm(grads))
+        norm = _full_tensor(nn.utils.get_total_norm(grads))
         nn.utils.clip_grads_with_norm_(self.masters.values(), self.settings.clip_norm, norm)
         finite = bool(torch.isfinite(norm))
-        if finite:  # one bad batch must not poison the weights for good
+        if finite:  # else one bad batch would leave NaN in the weights
             self.adamw.step()
             for name, weight in self.weights.items():
                 if self.masters[name] is not weight:
@@ -144,12 +144,12 @@ class Optimizer:
     def _sum_over_ranks(self) -> None:
         """A weight that no rank has a gradient for stays without."""
         masters = list(self.masters.values())
-        there = self.world.gather([master.grad is not None for master in masters])
-        moved = [master for master, *flags in zip(masters, *there, strict=True) if any(flags)]
-        for master in moved:
+        has_grad = self.world.gather([master.grad is not None for master in masters])
+        reduced = [master for master, *flags in zip(masters, *has_grad, strict=True) if any(flags)]
+        for master in reduced:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        self.world.add_up([master.grad for master in moved if master.grad is not None])
+        self.world.all_reduce([master.grad for master in reduced if master.grad is not None])
 
     def forget(self) -> None:
         """Drop the gradients."""
@@ -160,23 +160,23 @@ class Optimizer:
     @torch.no_grad()
     def fill(self, model: nn.Module) -> None:
         if self.sharded:
-            whole = dict(model.named_parameters())
+            full = dict(model.named_parameters())
             for name, weight in self.weights.items():
-                whole[name].copy_(_whole(weight))
+                full[name].copy_(_full_tensor(weight))
 
     def state(self) -> dict[str, Tensor]:
         """Moments, counts, masters and loss scale by parameter name, fit for safetensors.
 
-        Of sharded weights these are DTensors: `full_tensor()` puts one together.
+        Of sharded weights these are DTensors: `full_tensor()` gathers one.
         """
         tensors: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             if master is not self.weights[name] or self.rounds:
                 tensors[f"master.{name}"] = master.detach()
-            found = self.adamw.state.get(master, {})
+            state = self.adamw.state.get(master, {})
             for key in MOMENTS[self.settings.kind]:
-                if key in found:
-                    value = torch.as_tensor(found[key])
+                if key in state:
+                    value = torch.as_tensor(state[key])
                     tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
         if self.scale is not None:
             numbers = [self.scale.value, self.scale.clean]
@@ -187,31 +187,31 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
-                master.copy_(_placed(tensors[f"master.{name}"], master))
+                master.copy_(_distributed_like(tensors[f"master.{name}"], master))
             keys = MOMENTS[self.settings.kind]
-            found = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
-            if found:
-                step = found.pop("step")
+            state = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
+            if state:
+                step = state.pop("step")
                 eight = self.settings.kind == "adamw_8bit"
                 self.adamw.state[master] = {
                     "step": int(step) if eight else step.to(master.device, copy=True),
-                    **{key: _placed(tensor, master) for key, tensor in found.items()},
+                    **{key: _distributed_like(tensor, master) for key, tensor in state.items()},
                 }
         if self.scale is not None and "loss_scale" in tensors:
             value, clean = tensors["loss_scale"].tolist()
             self.scale = LossScale(value, int(clean))
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor where `like` is: on its device, and of a sharded one this rank's part."""
+def _distributed_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A full tensor as `like` has it: on its device, and of a sharded one this rank's shard."""
     if not isinstance(like, DTensor):
         return tensor.to(like.device)
-    there = tensor.to(like.to_local().device)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+    full = tensor.to(like.to_local().device)
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _master(parameter: Tensor, offload: bool) -> Tensor:

@@ -5,7 +5,7 @@ import logging
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.training.optim import Optimizer, Stepper
 
 log = logging.getLogger("groupwise")
@@ -23,7 +23,7 @@ def check_ranks(config: Config, world: World) -> None:
     wanted, kind = config.distributed.kind, kind_for(config, world)
     if kind == "none" and wanted != "none":
         log.info(
-            "distributed.kind=%s is for several processes, and this is one: nothing is split. "
+            "distributed.kind=%s is for several processes, and this is one: nothing is sharded. "
             "Start several with --nproc N or torchrun",
             wanted,
         )
@@ -54,7 +54,7 @@ def check_ranks(config: Config, world: World) -> None:
 
 
 def make_stepper(config: Config, policy: Policy, world: World) -> tuple[Stepper, Policy | None]:
-    """The optimizer, and where ranks hold the model together this rank's part of it."""
+    """The optimizer, and this rank's shard of the policy where the model is sharded."""
     kind = kind_for(config, world)
     settings, steps = config.optimizer, config.steps
     if kind in ("none", "ddp"):

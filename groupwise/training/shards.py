@@ -1,34 +1,33 @@
-"""FSDP2: ranks hold a model together, each a part of every weight, gradient and moment.
+"""FSDP2: each rank has a shard of every weight, gradient and moment.
 
-accelerate wraps each decoder layer by torch's `fully_shard`. Parts are fp32 and are gathered in the
-policy's precision, layer by layer, so they are at once the optimizer's masters. Sampling needs
-whole weights at every token: for it each rank keeps a whole copy in the policy's precision, which
-is the policy that was loaded, and which `Optimizer.fill` brings up to date after each update. That
+accelerate wraps each decoder layer by torch's `fully_shard`. Shards are fp32, so they are at once
+the optimizer's masters, and are gathered layer by layer in the policy's precision. Sampling needs
+full weights at every token: for it each rank keeps a full copy in the policy's precision, which is
+the policy that was loaded, and which `Optimizer.fill` brings up to date after each update. That
 copy is also what is saved, and what a reference that moves follows.
 """
 
 import copy
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
+from groupwise.compat.accelerate import fsdp2_accelerator
+from groupwise.compat.transformers import no_split_modules
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.policy.compiled import decoder_layers
-from groupwise.policy.load import Policy, split_head
+from groupwise.policy.policy import Policy, split_head
 
 
-class Passes(nn.Module):
-    """The root of a wrapped model: whatever runs inside its forward finds its weights whole.
+class ForwardRoot(nn.Module):
+    """The module that FSDP2 and DeepSpeed wrap: inside its forward, weights can be gathered.
 
-    A policy's passes go through its body, then through its head in chunks, and never through the
-    model's own forward. `passes(lambda: ...)` is the one call that wrappers get to see.
+    A policy's forward passes go through its body, then through its head in chunks, and never
+    through the model's own forward. `root(lambda: ...)` is the one call that wrappers see.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,22 +35,22 @@ class Passes(nn.Module):
         self.model = model
 
     def forward(self, work: Callable[[], Any]) -> Any:
-        # Copies: what hooks are put on must not be views.
+        # Clones: wrappers put hooks on outputs, which must not be views.
         return tuple(tensor.clone() for tensor in work())
 
 
 def shard(policy: Policy, config: Config, world: World) -> Policy:
-    """This rank's part of a copy of the policy."""
+    """A sharded copy of the policy: this rank's shard."""
     from accelerate import FullyShardedDataParallelPlugin
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtype, device = policy.model.dtype, policy.device
-    shards = copied(policy)
+    shards = copy_policy(policy)
     for weight in shards.model.parameters():
         if weight.requires_grad:
             weight.data = weight.data.float()
-    passes = Passes(shards.model)
+    root = ForwardRoot(shards.model)
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
@@ -61,18 +60,18 @@ def shard(policy: Policy, config: Config, world: World) -> Policy:
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         cpu_ram_efficient_loading=False,
     )
-    fsdp2_prepare_model(_accelerator(device, plugin, world), passes)
-    return replace(shards, run=passes, passes=world.most, runs_on=device)
+    fsdp2_prepare_model(fsdp2_accelerator(device, plugin, world.size), root)
+    return replace(shards, run=root, passes=world.max, runs_on=device)
 
 
-def copied(policy: Policy) -> Policy:
-    """The same policy with weights of its own, in CPU memory until they are cut."""
+def copy_policy(policy: Policy) -> Policy:
+    """The same policy with weights of its own, in CPU memory until they are sharded."""
     memo: dict[int, Any] = {
         id(weight): nn.Parameter(weight.detach().to("cpu", copy=True), weight.requires_grad)
         for weight in policy.model.parameters()
     }
     model, adapter = copy.deepcopy((policy.model, policy.adapter), memo)
-    model.to("cpu")  # what is left: buffers
+    model.to("cpu")  # the buffers
     body, head = split_head(model)
     return replace(policy, model=model, adapter=adapter, body=body, head=head)
 
@@ -81,32 +80,4 @@ def layer_classes(model: Any) -> list[str]:
     """The names of the model's decoder layers' classes."""
     layers = decoder_layers(model)
     names = [type(layer).__name__ for layer in layers or ()]
-    return sorted(set(names or getattr(model, "_no_split_modules", None) or ()))
-
-
-def _accelerator(device: torch.device, plugin: Any, world: World) -> Any:
-    """accelerate's own object, on the process group that there is.
-
-    It refuses FSDP on a CPU, where torch has it: there the plugin is put in place by hand, and so
-    are the ranks, as torch would look for them on a GPU if the machine had one.
-    """
-    from accelerate import Accelerator
-
-    forget_accelerators()
-    accelerator = Accelerator(cpu=device.type == "cpu", fsdp_plugin=plugin)
-    if device.type == "cpu":
-        names = ("ranks",)
-        state: Any = accelerator.state
-        state.fsdp_plugin = plugin
-        state.device_mesh = init_device_mesh("cpu", (world.size,), mesh_dim_names=names)
-        state.parallelism_config = SimpleNamespace(fsdp_dim_names=names)
-    return accelerator
-
-
-def forget_accelerators() -> None:
-    """accelerate remembers its first use in a process and what its launcher wished: start anew."""
-    from accelerate.state import AcceleratorState
-
-    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
-        os.environ.pop(name, None)
-    AcceleratorState._reset_state(reset_partial_state=True)
+    return sorted(set(names or no_split_modules(model)))

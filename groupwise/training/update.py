@@ -21,7 +21,7 @@ from groupwise.objective.objective import Objective
 from groupwise.policy.compiled import compiled_layers, compiles_training
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.logprobs import batch_logprobs, with_blanks
-from groupwise.policy.pieces import attending_rows
+from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.rollout.noise import answer_key
 from groupwise.training.optim import Stepper
 from groupwise.training.state import TrainState
@@ -173,7 +173,7 @@ def accumulate(
     for number, piece in enumerate(micros):
         micro = replace(piece, denominator=denominator).to(policy.device)
         assert micro.rows is not None
-        with attending_rows(policy.model, micro.rows), compiled_layers(policy.model, fused):
+        with use_packed_attention(policy.model, micro.rows), compiled_layers(policy.model, fused):
             logprobs_BT, entropies_BT = answer_logprobs(
                 policy,
                 micro.rows,
@@ -203,7 +203,7 @@ def _from_all_ranks(own_BT: Tensor, own: Batch, batch: Batch, world: World) -> T
     assert own.lines is not None
     whole_BT = torch.zeros(batch.mask_BT.shape, device=batch.mask_BT.device)
     whole_BT[own.lines] = own_BT.to(whole_BT)
-    world.add_up([whole_BT])
+    world.all_reduce([whole_BT])
     return whole_BT
 
 

@@ -3,8 +3,8 @@
 DeepSpeed's engine runs backward passes, sums gradients, clips, and steps torch's AdamW on the fp32
 parts that it keeps; the schedule and the weight-decay groups are ours. It averages over ranks what
 has to be added up, so it is given `world.size` times the loss, and it needs equally many backward
-passes of every rank. Stages 0 to 2 train the policy's own weights. With stage 3 weights are in
-parts: the policy stays whole for sampling and follows, as with FSDP2 (shards.py).
+passes of every rank. Stages 0 to 2 train the policy's own weights. Stage 3 shards weights: a full
+copy of the policy samples and follows, as with FSDP2 (shards.py).
 
 Checkpoints name tensors as ours do, so that a run can change between all kinds.
 """
@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groupwise.compat import deepspeed as zero_state
+from groupwise.compat.accelerate import reset_accelerate
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError, MissingExtraError
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 from groupwise.training.loss_scale import GROW_AFTER, LossScale
 from groupwise.training.optim import learning_rate, parameter_groups
-from groupwise.training.shards import Passes, copied, forget_accelerators
+from groupwise.training.shards import ForwardRoot, copy_policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -42,9 +44,9 @@ def make_zero(policy: Policy, config: Config, world: World) -> tuple["ZeroOptimi
         raise ConfigError(
             "DeepSpeed has no fp16 on a CPU: use precision=fp32 or bf16, or distributed.kind=fsdp2"
         )
-    learner = copied(policy) if stage == 3 else policy
+    learner = copy_policy(policy) if stage == 3 else policy
     optimizer = ZeroOptimizer(learner, config, world, stage, device)
-    return optimizer, replace(learner, run=optimizer.engine, passes=world.most, runs_on=device)
+    return optimizer, replace(learner, run=optimizer.engine, passes=world.max, runs_on=device)
 
 
 class ZeroOptimizer:
@@ -59,7 +61,7 @@ class ZeroOptimizer:
         groups = parameter_groups(list(self.weights.values()), self.settings)
         shared = {"lr": self.settings.lr, "betas": self.settings.betas, "eps": self.settings.eps}
         adamw = FiniteAdamW(groups, **shared)
-        self.engine = _engine(Passes(policy.model), adamw, config, stage, device, self.dtype)
+        self.engine = _engine(ForwardRoot(policy.model), adamw, config, stage, device, self.dtype)
         self.adamw: torch.optim.AdamW = adamw
 
     @property
@@ -71,8 +73,7 @@ class ZeroOptimizer:
         """DeepSpeed's own, which it applies itself."""
         if self.dtype != torch.float16:
             return None
-        scaler = self.engine.optimizer.loss_scaler
-        return LossScale(scaler.cur_scale, scaler.cur_iter - scaler.last_overflow_iter - 1)
+        return LossScale(*zero_state.read_loss_scale(self.engine.optimizer))
 
     def backward(self, loss: Tensor, last: bool = True) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -98,10 +99,10 @@ class ZeroOptimizer:
             return
         import deepspeed
 
-        whole = dict(model.named_parameters())
+        full = dict(model.named_parameters())
         for name, weight in self.weights.items():
             with deepspeed.zero.GatheredParameters([weight]):
-                whole[name].copy_(weight.data)
+                full[name].copy_(weight.data)
 
     def state(self) -> Mapping[str, Tensor]:
         return _State(self)
@@ -109,89 +110,77 @@ class ZeroOptimizer:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         if self.dtype == torch.float16 and "loss_scale" in tensors:
-            scaler = self.engine.optimizer.loss_scaler
             value, clean = tensors["loss_scale"].tolist()
-            scaler.cur_scale, scaler.last_overflow_iter = value, scaler.cur_iter - int(clean) - 1
+            zero_state.write_loss_scale(self.engine.optimizer, value, int(clean))
         steps = {float(tensors[f"step.{n}"]) for n in self.weights if f"step.{n}" in tensors}
         if steps:
             self._make_moments(max(steps))
             self.link_moments()
         for name, weight in self.weights.items():
             if f"master.{name}" in tensors:
-                self._put(weight, tensors[f"master.{name}"], None)
+                self._set_full_tensor(weight, tensors[f"master.{name}"], None)
             for key in MOMENTS:
                 if f"{key}.{name}" in tensors:
-                    self._put(weight, tensors[f"{key}.{name}"], key)
+                    self._set_full_tensor(weight, tensors[f"{key}.{name}"], key)
 
     def _make_moments(self, steps: float) -> None:
         """AdamW makes them at its first step; here they are needed before it."""
         parts = [part for group in self.adamw.param_groups for part in group["params"]]
         if self.stage == 3:
-            parts = self.engine.optimizer.fp32_partitioned_groups_flat
+            parts = zero_state.stage3_partitions(self.engine.optimizer)
         for part in parts:
             empty = {key: torch.zeros_like(part) for key in MOMENTS}
             self.adamw.state[part] = {"step": torch.tensor(steps), **empty}
 
     def link_moments(self) -> None:
-        """Let weights find their moments. DeepSpeed does so in its first step, when only the first
-        group of weights has any."""
+        """Let weights find their moments, before and after DeepSpeed's first step."""
         if self.stage in (1, 2) and self.adamw.state:
-            self.engine.optimizer._hp_optimizer_states_linked = False
-            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+            zero_state.link_moments(self.engine.optimizer)
 
-    def _put(self, weight: Any, value: Tensor, key: str | None) -> None:
-        """This rank's part of a whole tensor, into the fp32 weight or one of its moments."""
+    def _set_full_tensor(self, weight: Any, value: Tensor, key: str | None) -> None:
+        """Copy a full tensor into the fp32 weight or a moment; each rank keeps its part."""
         if self.stage == 0:
             (self.adamw.state[weight][key] if key else weight).copy_(value)
-        elif self.stage < 3:
-            value = value.to(weight.device)
-            weight.set_full_hp_param(value, key)
         else:
-            size = weight.ds_tensor.ds_numel
-            padded = torch.zeros(size * self.world.size)
-            padded[: value.numel()] = value.flatten()
-            part = padded[self.world.rank * size :][:size]
-            weight._z3_optimizer.set_local_hp_param(part.to(weight.device), weight, key)
+            zero_state.set_full(weight, value, key, self.world.rank, self.world.size)
 
-    def taken(self, weight: Any, key: str | None) -> Tensor:
-        """The whole fp32 weight or one of its moments; all ranks together."""
+    def full_tensor(self, weight: Any, key: str | None) -> Tensor:
+        """The full fp32 weight or one of its moments; all ranks call it together."""
         if self.stage == 0:
             return self.adamw.state[weight][key] if key else weight.detach()
-        if self.stage < 3:
-            return weight.get_full_hp_param(key)
-        return weight._z3_optimizer.get_full_hp_param(weight, key).view(weight.ds_shape)
+        return zero_state.get_full(weight, key)
 
 
 class _State(Mapping[str, Tensor]):
-    """Each tensor is put together when it is asked for."""
+    """Each tensor is gathered when it is asked for."""
 
     def __init__(self, optimizer: ZeroOptimizer) -> None:
         self.optimizer = optimizer
         optimizer.link_moments()
         self.steps = [s["step"] for s in optimizer.adamw.state.values() if "step" in s]
-        self.places: dict[str, tuple[str, str | None]] = {}
+        self.sources: dict[str, tuple[str, str | None]] = {}
         for name in optimizer.weights:
             if optimizer.dtype != torch.float32:
-                self.places[f"master.{name}"] = (name, None)
+                self.sources[f"master.{name}"] = (name, None)
             for key in ("step", *MOMENTS) if self.steps else ():
-                self.places[f"{key}.{name}"] = (name, key)
+                self.sources[f"{key}.{name}"] = (name, key)
         if optimizer.scale is not None:
-            self.places["loss_scale"] = ("", "loss_scale")
+            self.sources["loss_scale"] = ("", "loss_scale")
 
-    def __getitem__(self, place: str) -> Tensor:
-        name, key = self.places[place]
+    def __getitem__(self, entry: str) -> Tensor:
+        name, key = self.sources[entry]
         if key == "loss_scale":
             scale = self.optimizer.scale or LossScale()
             return torch.tensor([scale.value, scale.clean], dtype=torch.float64)
         if key == "step":
             return torch.tensor(float(self.steps[0]))
-        return self.optimizer.taken(self.optimizer.weights[name], key)
+        return self.optimizer.full_tensor(self.optimizer.weights[name], key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
+        return iter(self.sources)
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.sources)
 
 
 class FiniteAdamW(torch.optim.AdamW):
@@ -204,22 +193,20 @@ class FiniteAdamW(torch.optim.AdamW):
 
 
 def _engine(
-    passes: Passes,
+    root: ForwardRoot,
     adamw: torch.optim.AdamW,
     config: Config,
     stage: int,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Any:
-    import deepspeed
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.utils import InitProcessGroupKwargs
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # On a CPU it would compile collectives over shared memory, which hang when a rank dies.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    forget_accelerators()
+    zero_state.disable_shared_memory_collectives()
+    reset_accelerate()
     plugin = DeepSpeedPlugin(
         hf_ds_config=deepspeed_config(config, stage, dtype), zero3_init_flag=False
     )
@@ -228,19 +215,19 @@ def _engine(
     accelerator = Accelerator(
         deepspeed_plugin=plugin, kwargs_handlers=None if backend is None else [backend]
     )
-    engine, _ = accelerator.prepare(passes, adamw)
-    unset_hf_deepspeed_config()  # else every model that is loaded from now on is cut into parts
+    engine, _ = accelerator.prepare(root, adamw)
+    unset_hf_deepspeed_config()  # else every model that is loaded from now on is sharded
     return engine
 
 
 def deepspeed_config(config: Config, stage: int, dtype: torch.dtype) -> dict[str, Any]:
-    settings = config.distributed
+    distributed = config.distributed
     zero: dict[str, Any] = {"stage": stage}
-    if settings.offload_optimizer or config.optimizer.offload:
+    if distributed.offload_optimizer or config.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    if settings.offload_parameters:
+    if distributed.offload_parameters:
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.optimizer.clip_norm,
@@ -250,13 +237,13 @@ def deepspeed_config(config: Config, stage: int, dtype: torch.dtype) -> dict[str
         "steps_per_print": None,
     }
     if dtype == torch.bfloat16:
-        found |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     if dtype == torch.float16:
-        found["fp16"] = {
+        settings["fp16"] = {
             "enabled": True,
             "initial_scale_power": 16,
             "loss_scale_window": GROW_AFTER,
             "hysteresis": 1,
             "min_loss_scale": 1,
         }
-    return found
+    return settings

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from groupwise.cli.train import train as train_command
 from groupwise.distributed import launch
 from groupwise.distributed.join import joined
-from groupwise.distributed.launch import Ended
+from groupwise.distributed.launch import EndedRank
 from groupwise.distributed.slurm import adopt_slurm, first_host
 from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
@@ -207,7 +207,7 @@ def test_one_exit_code_stands_for_all_ranks(
 ) -> None:
     outputs = [tmp_path / "0", tmp_path / "1"]
     outputs[1].write_text("much\nerror: a fix\n")
-    assert launch._verdict([Ended(*pair) for pair in codes], outputs) == code
+    assert launch._exit_code([EndedRank(*pair) for pair in codes], outputs) == code
     assert said in capsys.readouterr().err
 
 

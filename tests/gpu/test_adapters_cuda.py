@@ -143,14 +143,14 @@ def test_8_bit_moments_on_4_bit_weights() -> None:
     assert all(not torch.equal(weight, before[name]) for name, weight in masters.items())
 
 
-def test_parked_activations_take_less_gpu_memory_and_give_the_same_weights() -> None:
+def test_offloaded_activations_take_less_gpu_memory_and_give_the_same_weights() -> None:
     kept, most = trained(cuda_policy(), OptimizerSettings(lr=1e-3))
     recomputed, less = trained(cuda_policy(checkpointing=True), OptimizerSettings(lr=1e-3))
-    parked, least = trained(cuda_policy(checkpointing="offload"), OptimizerSettings(lr=1e-3))
+    offloaded, least = trained(cuda_policy(checkpointing="offload"), OptimizerSettings(lr=1e-3))
     assert most > less > least
     for name, weight in recomputed.items():
         # Sums in another order; Adam turns rounding of a gradient near 0 into a whole step.
-        assert (weight - parked[name]).abs().median() < 1e-4, name
+        assert (weight - offloaded[name]).abs().median() < 1e-4, name
         assert (weight - kept[name]).abs().median() < 1e-4, name
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from groupwise.policy.attention import Form, grouped
-from groupwise.policy.compiled import _refused
+from groupwise.policy.attention import AttentionOptions, grouped_query_attention
+from groupwise.policy.compiled import _uncompilable
 from groupwise.policy.load import Policy, make_policy
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
@@ -62,7 +62,7 @@ def test_packed_answers_give_the_padded_gradient(family: str, compiled: str) -> 
         accumulate(groups, policy, parse({"compile": compiled}))
         found = [p.grad.float().flatten() for p in policy.model.parameters() if p.grad is not None]
         grads.append(torch.cat(found))
-    assert not _refused
+    assert not _uncompilable
     assert F.cosine_similarity(grads[0], grads[1], dim=0) > 0.995
 
 
@@ -74,11 +74,11 @@ def test_packed_answers_give_the_padded_gradient(family: str, compiled: str) -> 
 def test_the_kernel_stores_and_attends(
     dtype: torch.dtype, heads: int, shared: int, size: int, window: int, softcap: float
 ) -> None:
-    from groupwise.rollout.native.kernel import attend_slots
+    from groupwise.rollout.native.decode_kernel import decode_attention
 
     torch.manual_seed(0)
-    fill = torch.tensor([0, 1, 63, 64, 150], device="cuda")
-    rows, length = len(fill), 200
+    kv_lens = torch.tensor([0, 1, 63, 64, 150], device="cuda")
+    rows, length = len(kv_lens), 200
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=dtype, device="cuda")
@@ -87,14 +87,14 @@ def test_the_kernel_stores_and_attends(
     joint = random(rows, 1, heads + 2 * shared, size).transpose(1, 2)
     q, k, v = joint.split([heads, shared, shared], dim=1)
     expected_keys, expected_values = keys.clone(), values.clone()
-    expected_keys[torch.arange(rows), fill] = k[:, :, 0]
-    expected_values[torch.arange(rows), fill] = v[:, :, 0]
-    distance = fill[:, None] - torch.arange(length, device="cuda")
+    expected_keys[torch.arange(rows), kv_lens] = k[:, :, 0]
+    expected_values[torch.arange(rows), kv_lens] = v[:, :, 0]
+    distance = kv_lens[:, None] - torch.arange(length, device="cuda")
     seen = (distance >= 0) & (distance < (window or length))
-    form = Form(size**-0.5, window or None, softcap or None)
+    options = AttentionOptions(size**-0.5, window or None, softcap or None)
     stored = expected_keys[:rows].transpose(1, 2), expected_values[:rows].transpose(1, 2)
-    expected = grouped(q, *stored, seen[:, None, None], form)
-    found = attend_slots(q, k, v, keys, values, fill, form.scale, window, softcap)
+    expected = grouped_query_attention(q, *stored, seen[:, None, None], options)
+    found = decode_attention(q, k, v, keys, values, kv_lens, options.scale, window, softcap)
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else 0.03)
 

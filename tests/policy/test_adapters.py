@@ -10,13 +10,19 @@ from torch import Tensor
 
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
-from groupwise.policy.adapters import Adapter, add_adapter, base_of, load_adapter, merge_adapter
+from groupwise.policy.adapters import (
+    Adapter,
+    add_adapter,
+    base_of,
+    load_adapter,
+    merge_adapter,
+)
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy, make_policy
 from groupwise.policy.reference import Reference
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.rollout.native.probe import why_not
+from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, random_policy, tokenizer
 from updates import accumulate, annotate
@@ -161,7 +167,7 @@ def test_shared_prefixes_give_the_padded_gradient(kind: str) -> None:
 )
 def test_the_native_engine_decodes_like_pefts_own_generate(family: str, kind: str) -> None:
     policy, adapter = adapter_policy(family, **KINDS[kind])
-    assert why_not(policy) is None
+    assert native_engine_problem(policy) is None
     requests = [Request(prompt, (0,)) for prompt in PROMPTS]
     found = NativeEngine(policy, 3).generate(requests, Sampling(16, temperature=0.0))
     for prompt, (answer,) in zip(PROMPTS, found, strict=True):

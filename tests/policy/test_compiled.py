@@ -27,7 +27,7 @@ def test_the_gradient_of_compiled_layers_is_the_plain_one(
         accumulate(groups, policy, parse({}))
         found = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]
         grads.append(torch.cat(found))
-    assert not compiled._refused
+    assert not compiled._uncompilable
     assert torch.allclose(grads[0], grads[1], atol=1e-6, rtol=1e-4)
 
 
@@ -40,8 +40,8 @@ def test_a_layer_that_the_compiler_refuses_is_run_as_it_is(
     model = random_policy().model
     tokens = torch.tensor([[3, 4, 5]])
     expected = model(tokens).logits
-    monkeypatch.setattr(compiled, "compiled", lambda kind: refuse)
-    monkeypatch.setattr(compiled, "_refused", set())
+    monkeypatch.setattr(compiled, "compiled_forward", lambda kind: refuse)
+    monkeypatch.setattr(compiled, "_uncompilable", set())
     with compiled_layers(model, True):
         assert torch.equal(model(tokens).logits, expected)
     assert caplog.text.count("without torch.compile: no such kernel") == 1

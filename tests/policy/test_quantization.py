@@ -19,7 +19,7 @@ from groupwise.policy.quantization import quantization_config, weight_bytes, wei
 from groupwise.policy.resolve import TINY
 from groupwise.recipe import parse, write_config
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.rollout.native.probe import why_not
+from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.training.optim import Optimizer
 from groupwise.types import Request, Sampling
 from runs import fingerprint, small_config
@@ -125,7 +125,7 @@ def test_switched_off_it_is_the_quantised_base_exactly(make: Make, kind: str) ->
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_quantised_policies_are_served_as_they_are(make: Make, kind: str) -> None:
     policy = make(kind)
-    assert why_not(policy) is None and policy.layout == "shared_prefix"
+    assert native_engine_problem(policy) is None and policy.layout == "shared_prefix"
     assert any(type(m) is not nn.Linear and "Linear" in type(m).__name__
                for m in policy.model.modules())  # fmt: skip
     check_sampled_log_probs(policy, 1e-4 if kind == "nf4" else 0.25)
@@ -159,13 +159,13 @@ def test_quantised_weights_are_close_to_what_they_were(
 
 
 @needs_bitsandbytes
-def test_layers_that_nf4_would_misread_on_a_cpu_are_left_whole(
+def test_layers_that_nf4_would_misread_on_a_cpu_are_not_quantized(
     make: Make,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "groupwise"):
         make("nf4")
-    assert "2 of 14 layers are left whole" in caplog.text
+    assert "2 of 14 layers are not quantized" in caplog.text
     with pytest.raises(ModelError, match="quantization=int8"):
         load_policy("tiny", CPU, torch.float32, adapter=ADAPTER, quantization="nf4")
 

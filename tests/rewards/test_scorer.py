@@ -369,9 +369,6 @@ def test_what_a_reward_does_to_its_arguments_is_not_seen_by_others() -> None:
     assert found["sees"] == found["sees_here"] == [1.0, 1.0]
     assert problem.columns["words"] == ["one"]
     assert problem.prompt == ({"role": "user", "content": "hi"},)
-        "role": "user",
-        "content": "hi",
-    }
 
 
 def test_closing_ends_the_worker_and_may_be_repeated() -> None:

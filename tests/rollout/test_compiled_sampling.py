@@ -20,12 +20,12 @@ CPU = torch.device("cpu")
 def test_tokens_and_log_probs_are_the_plain_ones(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "_refused", set())
+    monkeypatch.setattr(compiled, "_uncompilable", set())
     policy, sampling = random_policy(family), Sampling(max_tokens=12)
     plain = NativeEngine(policy, 8).generate(REQUESTS, sampling)
     engine = NativeEngine(policy, 8, compile_layers=True)
     found = engine.generate(REQUESTS, sampling)
-    assert not compiled._refused
+    assert not compiled._uncompilable
     for ours, theirs in zip(found, plain, strict=True):
         assert [a.tokens for a in ours] == [a.tokens for a in theirs]
         for a, b in zip(ours, theirs, strict=True):

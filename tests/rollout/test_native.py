@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from groupwise.rollout.native.cuda_graphs import MULTI_STEP
 from groupwise.rollout.native.engine import NativeEngine
-from groupwise.rollout.native.graphs import BURST
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
 from small_models import FAMILIES, random_policy
@@ -69,11 +69,13 @@ def test_the_cache_is_kept_between_calls_and_grows_when_it_must() -> None:
     engine = NativeEngine(random_policy(), 8)
     short = [Request((5, 6), (1, 2))]
     first = engine.generate(short, Sampling(4))
-    cache = engine.cache
-    assert engine.generate(short, Sampling(4)) == first and engine.cache is cache
+    cache = engine.kv_cache
+    assert engine.generate(short, Sampling(4)) == first and engine.kv_cache is cache
     engine.generate(short, Sampling(9))
     assert (
-        engine.cache is not cache and engine.cache is not None and engine.cache.length == 11 + BURST
+        engine.kv_cache is not cache
+        and engine.kv_cache is not None
+        and engine.kv_cache.slot_length == 11 + MULTI_STEP
     )
 
 

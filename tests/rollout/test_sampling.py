@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from groupwise.rollout.noise import answer_key, key_tensor
-from groupwise.rollout.sampling import draw, shape
+from groupwise.rollout.sampling import process_logits, sample_tokens
 from groupwise.types import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -13,7 +13,7 @@ def frequencies(sampling: Sampling, count: int = 40_000) -> tuple[torch.Tensor, 
     keys = key_tensor([answer_key(3, i) for i in range(count)], "cpu")
     logits = LOGITS.expand(count, -1)
     seen = torch.zeros(count, 0, dtype=torch.long)
-    tokens, logprobs = draw(logits, keys, torch.zeros(count), sampling, seen)
+    tokens, logprobs = sample_tokens(logits, keys, torch.zeros(count), sampling, seen)
     return torch.bincount(tokens, minlength=6) / count, logprobs.exp()[tokens.argsort()]
 
 
@@ -44,13 +44,13 @@ def test_logprobs_are_of_the_distribution_that_was_drawn_from() -> None:
     sampling = Sampling(1, temperature=0.7, top_k=3)
     keys = key_tensor([answer_key(0, i) for i in range(50)], "cpu")
     seen = torch.zeros(50, 0, dtype=torch.long)
-    tokens, logprobs = draw(LOGITS.expand(50, -1), keys, torch.zeros(50), sampling, seen)
-    expected = shape(LOGITS[None], sampling, NONE).log_softmax(-1)[0]
+    tokens, logprobs = sample_tokens(LOGITS.expand(50, -1), keys, torch.zeros(50), sampling, seen)
+    expected = process_logits(LOGITS[None], sampling, NONE).log_softmax(-1)[0]
     assert torch.allclose(logprobs, expected[tokens])
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:
-    tokens, logprobs = draw(
+    tokens, logprobs = sample_tokens(
         LOGITS[None], key_tensor([1], "cpu"), torch.zeros(1), Sampling(1, temperature=0.0), NONE
     )
     assert tokens.tolist() == [0]
@@ -58,10 +58,12 @@ def test_temperature_zero_takes_the_likeliest() -> None:
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    scores = shape(LOGITS[None], Sampling(1, repetition_penalty=2.0), torch.tensor([[0, 4]]))
+    scores = process_logits(
+        LOGITS[None], Sampling(1, repetition_penalty=2.0), torch.tensor([[0, 4]])
+    )
     assert scores[0].tolist() == [1.0, 1.0, 0.5, 0.0, -2.0, -3.0]
 
 
 def test_bf16_logits_are_sampled_in_float32() -> None:
-    scores = shape(LOGITS[None].bfloat16(), Sampling(1), NONE)
+    scores = process_logits(LOGITS[None].bfloat16(), Sampling(1), NONE)
     assert scores.dtype == torch.float32

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from groupwise.config import OptimizerSettings
 from groupwise.errors import MissingExtraError
 from groupwise.policy import activations
-from groupwise.policy.activations import Parked, checkpoint_activations
+from groupwise.policy.activations import OffloadedTensor, checkpoint_activations
 from groupwise.policy.load import make_policy
 from groupwise.recipe import parse
 from groupwise.training.api import train
@@ -157,34 +157,34 @@ def test_without_bitsandbytes_the_install_command_is_told(monkeypatch: pytest.Mo
 
 
 def gradient(mode: str) -> tuple[Tensor, int]:
-    """The gradient of a step on a random model, and how many tensors were parked for it."""
+    """The gradient of a step on a random model, and how many tensors were offloaded for it."""
     model = random_model()
     if mode != "kept":
         checkpoint_activations(model, offload=mode == "offload")
-    parked = 0
-    original = Parked.park
+    copies = 0
+    original = OffloadedTensor.offload
 
-    def counted(self: Parked) -> None:
-        nonlocal parked
+    def counted(self: OffloadedTensor) -> None:
+        nonlocal copies
         original(self)
-        assert self.here is None and self.there is not None
-        parked += 1
+        assert self.on_device is None and self.on_cpu is not None
+        copies += 1
 
     policy = make_policy(model, tokenizer())
     model.train()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(activations.Parked, "park", counted)
+        patch.setattr(activations.OffloadedTensor, "offload", counted)
         accumulate(random_groups(3, 4, seed=4), policy, parse({}, ["algorithm=dr_grpo"]))
     grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return torch.cat(grads), parked
+    return torch.cat(grads), copies
 
 
-def test_recomputed_and_parked_activations_give_the_same_gradient() -> None:
+def test_recomputed_and_offloaded_activations_give_the_same_gradient() -> None:
     kept, _ = gradient("kept")
     recomputed, none = gradient("recomputed")
-    offloaded, parked = gradient("offload")
+    offloaded, copies = gradient("offload")
     assert torch.equal(kept, recomputed) and torch.equal(kept, offloaded)
-    assert (none, parked) == (0, 2)  # one input for each layer
+    assert (none, copies) == (0, 2)  # one input for each layer
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from groupwise.errors import GroupwiseError, Interrupted, RunFolderError
 from groupwise.load import load_parts
-from groupwise.training import api
+from groupwise.training import api, collect
 from groupwise.training.api import start_state, train
 from groupwise.training.checkpoint import newest_checkpoint
 from groupwise.training.damage import find_damage, make_manifest, saved_contents, sealed

@@ -20,8 +20,8 @@ NF4 = 0.516
 """Bytes of a weight in 4 bits, with the doubly quantised scales of blocks of 64."""
 CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**26, 2**27
 """objective/logprobs.py: logits that exist at once."""
-PREFILL_TOKENS, BURST = 8192, 8
-"""rollout/native: prompt tokens computed at once; places that a burst may run over."""
+PREFILL_TOKENS, MULTI_STEP = 8192, 8
+"""rollout/native: prompt tokens prefilled at once; tokens that may be sampled past an end."""
 FREE_SHARE = 0.8
 """rollout/native/engine.py: share of what is free that the cache may take."""
 WORKSPACE, GRAPH_WORKSPACES = 0.15 * GIB, 0.3 * GIB
@@ -169,7 +169,7 @@ def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
 
 
 def slot_bytes(shape: Shape, job: Job) -> float:
-    places = job.prompt_tokens + job.answer_tokens + BURST
+    places = job.prompt_tokens + job.answer_tokens + MULTI_STEP
     return places * 2 * shape.layers * shape.kv * job.number
 
 

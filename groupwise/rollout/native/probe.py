@@ -2,23 +2,23 @@
 
 import torch
 
-from groupwise.policy.attention import Unservable, why_fixed
-from groupwise.policy.load import Policy
+from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
+from groupwise.policy.policy import Policy
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.types import Request, Sampling
 
 
 @torch.no_grad()
-def why_not(policy: Policy) -> str | None:
-    """The reason that it cannot, in words; None when it can."""
-    if (problem := why_fixed(policy.model)) is not None:
+def native_engine_problem(policy: Policy) -> str | None:
+    """Why it cannot; None when it can."""
+    if (problem := attention_interface_problem(policy.model)) is not None:
         return problem
     prompt = tuple(token % policy.vocab for token in range(3, 9))
     requests = [Request(prompt, (1, 2)), Request(prompt[:2], (3,))]
     engine = NativeEngine(policy, 4, graphs=False)
     try:
         groups = engine.generate(requests, Sampling(max_tokens=5))
-    except Unservable as reason:
+    except UnsupportedAttention as reason:
         return str(reason)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         return f"its forward pass refuses our attention ({str(error).splitlines()[0]})"

@@ -11,37 +11,38 @@ from typing import Any
 
 from torch import nn
 
-from groupwise.policy.compiled import compiled, decoder_layers, running
-from groupwise.rollout.native.cache import SlotCache
-from groupwise.rollout.native.joined import Joined
+from groupwise.compat.torch_modules import replaced_forwards
+from groupwise.policy.compiled import compiled_forward, decoder_layers
+from groupwise.rollout.native.fused_projections import FusedProjections
+from groupwise.rollout.native.kv_cache import SlotKVCache
 
 
-class CompiledLayers:
+class CompiledDecodeLayers:
     def __init__(self, model: Any) -> None:
         self.layers = decoder_layers(model) or []
         assert self.layers
-        self.joined = Joined(self.layers)
+        self.fused = FusedProjections(self.layers)
 
     @contextmanager
-    def instead(self, cache: SlotCache) -> Iterator[None]:
+    def in_use(self, cache: SlotKVCache) -> Iterator[None]:
         """While this is open, the model's layers are the compiled ones, on the slots of `cache`."""
 
-        def run(number: int, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            cache.present = cache.layers[number]
-            return compiled(type(layer))(layer, *args, **kwargs)
+        def run(layer_idx: int, layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            cache.current_kv = cache.layers[layer_idx]
+            return compiled_forward(type(layer))(layer, *args, **kwargs)
 
         forwards = {layer: partial(run, n, layer) for n, layer in enumerate(self.layers)}
-        with self.joined.instead(), running(forwards):
+        with self.fused.in_use(), replaced_forwards(forwards):
             yield
 
 
-def why_not_compiled(model: Any, cache: SlotCache) -> str | None:
+def compile_problem(model: Any, cache: SlotKVCache) -> str | None:
     """Why this model's layers cannot be compiled for decoding; None when they can."""
     layers = decoder_layers(model)
     if layers is None:
-        return "its decoder layers are not found"
+        return "its decoder layers cannot be identified"
     if len({type(layer) for layer in layers}) > 1:
-        return "its decoder layers differ"
+        return "its decoder layers are of different classes"
     if sorted(cache.layers) != list(range(len(layers))):
-        return "its layers are numbered in another way"
-    return "Triton is not there" if not cache.kernel else None
+        return "its layer_idx does not count its decoder layers"
+    return None if cache.has_kernel else "Triton is not installed"

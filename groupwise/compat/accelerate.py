@@ -1,0 +1,36 @@
+"""accelerate, set up for FSDP2 and DeepSpeed more than once in a process, and FSDP2 on a CPU."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def reset_accelerate() -> None:
+    """accelerate remembers its first use in a process and what its launcher wished: start anew."""
+    from accelerate.state import AcceleratorState
+
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):
+        os.environ.pop(name, None)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def fsdp2_accelerator(device: torch.device, plugin: Any, world_size: int) -> Any:
+    """An Accelerator for `fsdp2_prepare_model`, on the process group that there is.
+
+    accelerate refuses FSDP on a CPU, where torch has it: there the plugin and the device mesh are
+    set on its state directly. (A mesh made by torch would be on a GPU if the machine has one.)
+    """
+    from accelerate import Accelerator
+
+    reset_accelerate()
+    accelerator = Accelerator(cpu=device.type == "cpu", fsdp_plugin=plugin)
+    if device.type == "cpu":
+        names = ("ranks",)
+        state: Any = accelerator.state
+        state.fsdp_plugin = plugin
+        state.device_mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=names)
+        state.parallelism_config = SimpleNamespace(fsdp_dim_names=names)
+    return accelerator

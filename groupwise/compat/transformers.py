@@ -1,0 +1,47 @@
+"""What we need of transformers models and configs beyond their public interface."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def has_attention_interface(model: Any) -> bool:
+    """Whether the model's attention layers look their function up in AttentionInterface."""
+    compatible = getattr(model, "is_backend_compatible", None)
+    return compatible is not None and compatible()
+
+
+@contextmanager
+def attn_implementation(model: Any, name: str) -> Iterator[None]:
+    """While this is open, the model's attention is the registered function `name`.
+
+    `set_attn_implementation` is public and checks the whole model on each call: too slow for twice
+    a decode step.
+    """
+    text = model.config.get_text_config()
+    configs = [model.config] if text is model.config else [model.config, text]
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, own in zip(configs, before, strict=True):
+            config._attn_implementation = own
+
+
+def set_checkpoint_function(model: Any, function: Callable[..., Any]) -> None:
+    """Run layers under `function(layer, *inputs)` where gradient checkpointing is enabled."""
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module._gradient_checkpointing_func = function
+
+
+def is_adapter_checkpoint(model: Any) -> bool:
+    """Whether `from_pretrained` found an adapter and put it into the model."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def no_split_modules(model: Any) -> list[str]:
+    """Class names of the layers that the model wants to have whole on one device."""
+    return list(getattr(model, "_no_split_modules", None) or ())

@@ -1,0 +1,45 @@
+"""What we rely on in transformers beyond its public interface."""
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from groupwise.compat.transformers import (
+    attn_implementation,
+    has_attention_interface,
+    is_adapter_checkpoint,
+    no_split_modules,
+    set_checkpoint_function,
+)
+from small_models import random_model
+
+
+def test_models_and_configs_have_the_attributes_that_we_read() -> None:
+    assert isinstance(PreTrainedConfig._attn_implementation, property)
+    for name in ("is_backend_compatible", "_hf_peft_config_loaded", "_no_split_modules"):
+        assert hasattr(PreTrainedModel, name), name
+    model = random_model()
+    assert has_attention_interface(model)
+    assert not is_adapter_checkpoint(model)
+    assert no_split_modules(model) == ["LlamaDecoderLayer"]
+
+
+def test_a_models_attention_is_named_by_its_config_and_comes_back() -> None:
+    model = random_model()
+    own = model.config._attn_implementation
+    with attn_implementation(model, "eager"):
+        assert model.config._attn_implementation == "eager" != own
+    assert model.config._attn_implementation == own
+
+
+def test_layers_run_under_the_checkpoint_function_that_was_set() -> None:
+    model = random_model().train()
+    layers = []
+
+    def function(layer, *inputs, **options):
+        layers.append(layer)
+        return layer(*inputs, **options)
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    set_checkpoint_function(model, function)
+    model(torch.tensor([[3, 4, 5]])).logits.sum().backward()
+    assert len(layers) == model.config.num_hidden_layers
