@@ -17,7 +17,6 @@ from groupwise.errors import ConfigError
 from groupwise.load import Parts, describe, load_parts, make_reference
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
-from groupwise.rollout.vllm.engine import share_servers
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.card import model_card
@@ -91,7 +90,7 @@ def train(
                     config, weights=weights, rewards=chosen, task=task, training=True
                 )
             parts.world = world.aside()
-            share_servers(parts.engine, world)
+            parts.share_engine(world)
             with parts:
                 resumed = pathlib.Path(newest) if newest else None
                 state = start_state(parts, resumed, world)
