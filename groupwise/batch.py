@@ -141,16 +141,23 @@ class Batch:
         """The groups with every log-prob that this batch has, as Python numbers."""
         names = ("old_logprobs", "old_entropies", "ref_logprobs")
         tensors = {name: getattr(self, f"{name}_BT") for name in names}
-        columns = {name: t.tolist() for name, t in tensors.items() if t is not None}
+        columns = {name: self.unpadded(t) for name, t in tensors.items() if t is not None}
         answers: list[list[Completion]] = [[] for _ in self.groups]
         for line, (group, answer) in enumerate(self.members):
             completion = self.groups[group].completions[answer]
-            own = {n: tuple(rows[line][: len(completion.tokens)]) for n, rows in columns.items()}
+            own = {name: tuple(lines[line]) for name, lines in columns.items()}
             answers[group].append(replace(completion, **own))
         return [
             replace(group, completions=tuple(completions))
             for group, completions in zip(self.groups, answers, strict=True)
         ]
+
+    def unpadded(self, values_BT: Tensor) -> list[list[float]]:
+        """The values of each answer's tokens, as Python numbers."""
+        lengths = [
+            len(self.groups[group].completions[answer].tokens) for group, answer in self.members
+        ]
+        return [line[:length] for line, length in zip(values_BT.tolist(), lengths, strict=True)]
 
     def _cut(self, lines: Sequence[int], width: int) -> "Batch":
         index = torch.tensor(lines, dtype=torch.long, device=self.mask_BT.device)

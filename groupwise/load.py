@@ -16,6 +16,10 @@ from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import KLReference, Reference
+from groupwise.remote.reference_client import RemoteReference
+from groupwise.remote.vllm_colocated import VllmColocated
+from groupwise.remote.vllm_servers import vllm_servers
+from groupwise.remote.worker_client import WorkersEngine
 from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
@@ -25,9 +29,6 @@ from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
-from groupwise.rollout.vllm.engine import vllm_engine
-from groupwise.rollout.workers.engine import WorkersEngine
-from groupwise.serve.reference import ServerReference
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.catalog import build_task
 
@@ -42,7 +43,9 @@ ENGINES: dict[str, Callable[[Policy, Config], Engine]] = {
         graphs=not policy.int8,
     ),
     "transformers": lambda policy, config: TransformersEngine(policy, config.engine.max_batch),
-    "vllm": vllm_engine,
+    "vllm": lambda policy, config: (
+        vllm_servers(policy, config) if config.engine.urls else VllmColocated(policy, config)
+    ),
 }
 
 
@@ -58,6 +61,9 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
     world: World = ALONE
+    close_engine: Callable[[], None] = lambda: None
+    share_engine: Callable[[World], None] = lambda world: None
+    """Tell the engine that several ranks ask it."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -86,8 +92,7 @@ class Parts:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        if isinstance(self.engine, WorkersEngine):
-            self.engine.close()
+        self.close_engine()
         self.scorer.close()
         self.judge.close()
 
@@ -127,11 +132,15 @@ def load_parts(
                 split,
                 limit,
             )
-    apart = training and config.workers.apart
-    if apart:
+    parts = (config, policy, task)
+    if training and config.workers.apart:
         log.info("workers: %s", describe_workers(config))
-    engine = WorkersEngine(policy, config) if apart else make_engine(policy, config)
-    return Parts(config, policy, task, engine, scorer, judge, problems)
+        workers = WorkersEngine(policy, config)
+        return Parts(*parts, workers, scorer, judge, problems, close_engine=workers.close)
+    if config.engine.kind == "vllm" and config.engine.urls:
+        servers = vllm_servers(policy, config)
+        return Parts(*parts, servers, scorer, judge, problems, share_engine=servers.share)
+    return Parts(*parts, make_engine(policy, config), scorer, judge, problems)
 
 
 def make_engine(policy: Policy, config: Config) -> Engine:
@@ -164,7 +173,7 @@ def make_reference(config: Config, policy: Policy, *, fresh: bool) -> KLReferenc
     """What KL is measured against. `fresh`: the policy is still what the run starts from."""
     settings = config.reference
     if settings.kind == "server":
-        return ServerReference(settings, policy, fresh=fresh)
+        return RemoteReference(settings, policy, fresh=fresh)
     # Frozen, the start is loaded once more; that of an adapter lies below it.
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
     origin = load_config_policy(config) if again else policy

@@ -37,10 +37,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "greedy accuracy, pass@k, maj@k, format",
     },
     "Answers": {
-        "rollout": "the engine protocol, the native engine and transformers' `generate`; "
-        "sampling in workers and with vLLM",
+        "remote": "over HTTP and in other processes: reference server, sampling workers, vLLM",
+        "rollout": "the engine protocol, the native engine and transformers' `generate`",
         "reward_models": "scalar, chain-of-thought and preference models: fit, measure, use",
-        "serve": "models behind HTTP: what servers and clients share, and the reference server",
     },
     "Models": {
         "policy": "load a model, run packed rows through it, adapters, quantization, the reference",

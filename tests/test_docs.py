@@ -57,7 +57,7 @@ def commands(page: pathlib.Path) -> list[str]:
     return [line.split("  #")[0].strip() for line in found]
 
 
-# Servers do not end: tests/view/test_view_command.py, tests/serve/test_reference_runs.py and
+# Servers do not end: tests/view/test_view_command.py, tests/remote/test_reference_runs.py and
 # tests/rollout/test_worker_runs.py run those that are shown.
 SHOWN = [
     pytest.param(page, line, marks=lane(page), id=f"{page.name}-{line}")

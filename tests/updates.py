@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from groupwise.batch import make_batch
 from groupwise.config import Config
 from groupwise.distributed.world import ALONE, World
 from groupwise.objective.loss import Metrics
 from groupwise.policy.load import Policy
+from groupwise.policy.logprobs import batch_logprobs
 from groupwise.policy.reference import KLReference
 from groupwise.training import update as package
 from groupwise.training.memory_fit import TokenBudget
@@ -81,3 +83,27 @@ def accumulate(
     """The gradient of one optimizer step on these groups."""
     batch = rollout_batch(groups, config).to(policy.device)
     return package.accumulate(batch, state_of(policy, optimizer), config, entropy_weight)
+
+
+Logprobs = dict[tuple[int, int], list[float]]
+"""By (group, answer)."""
+
+
+def policy_logprobs(
+    policy: Policy,
+    groups: Sequence[Group],
+    temperature: float,
+    tokens_at_once: int,
+    layout: str | None = None,
+) -> Logprobs:
+    batch = make_batch(groups)
+    logprobs_BT, _ = batch_logprobs(policy, batch, temperature, tokens_at_once, layout=layout)
+    return dict(zip(batch.members, batch.unpadded(logprobs_BT), strict=True))
+
+
+def reference_logprobs(
+    reference: KLReference, groups: Sequence[Group], temperature: float, tokens_at_once: int
+) -> Logprobs:
+    batch = make_batch(groups)
+    logprobs_BT = reference.logprobs(batch, temperature, tokens_at_once)
+    return dict(zip(batch.members, batch.unpadded(logprobs_BT), strict=True))

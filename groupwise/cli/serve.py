@@ -16,7 +16,7 @@ Token = Annotated[
     str | None,
     typer.Option(
         envvar="GROUPWISE_TOKEN",
-        help="What askers must know.",
+        help="What clients must know.",
         show_default="a random one, printed",
     ),
 ]
@@ -37,7 +37,7 @@ def reference(
     port: Port = 8650,
     token: Token = None,
     tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 32768,
-    queue: Annotated[int, typer.Option(help="Questions that may wait.", min=1)] = 64,
+    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 64,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
@@ -47,8 +47,8 @@ def reference(
     groupwise serve reference smollm2 --port 8650
     """
     _check_words(device, precision, quantization)
-    from groupwise.serve.command import serve_reference
-    from groupwise.serve.running import Listening
+    from groupwise.remote.reference_server import serve_reference
+    from groupwise.remote.running import Listening
 
     listening = Listening(host, port, token or None, queue)
     serve_reference(model, device, precision, quantization, tokens, listening, _announce)
@@ -60,7 +60,7 @@ def rollouts(
     host: Host = "127.0.0.1",
     port: Port = 8660,
     token: Token = None,
-    queue: Annotated[int, typer.Option(help="Orders that may wait.", min=1)] = 64,
+    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 64,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
@@ -76,13 +76,13 @@ def rollouts(
     from groupwise.config import Config
     from groupwise.load import make_engine
     from groupwise.policy.load import Policy
+    from groupwise.remote.running import Listening
+    from groupwise.remote.worker_payload import RunSettings
+    from groupwise.remote.worker_server import serve_rollouts
     from groupwise.rollout.engine import Engine
-    from groupwise.rollout.workers.command import serve_rollouts
-    from groupwise.rollout.workers.holder import Start
-    from groupwise.serve.running import Listening
 
-    def engine(policy: Policy, start: Start) -> Engine:
-        return make_engine(policy, Config(engine=start.engine, compile=start.compile))
+    def engine(policy: Policy, run: RunSettings) -> Engine:
+        return make_engine(policy, Config(engine=run.engine, compile=run.compile))
 
     listening = Listening(host, port, token or None, queue, until_eof)
     serve_rollouts(model, device, precision, quantization, engine, listening, _announce)
@@ -123,7 +123,7 @@ def vllm(
     groupwise serve vllm Qwen/Qwen2.5-3B --max-model-len 2048 --tensor-parallel-size 2
     """
     from groupwise.errors import ConfigError
-    from groupwise.rollout.vllm.command import DTYPES, Serving, serve_vllm
+    from groupwise.remote.vllm_command import DTYPES, Serving, serve_vllm
 
     if precision not in DTYPES:
         raise ConfigError(f"--precision takes {', '.join(DTYPES)}, not {precision!r}")

@@ -4,7 +4,7 @@ Without an adapter it is a second model. With one it is the policy's own model:
 the start is the policy with its adapter off; a reference that moves, or a start that already had an
 adapter, is the policy with other adapter weights for the length of a forward pass.
 
-Training knows it as a `KLReference`; one in another process is serve/reference.py.
+Training knows it as a `KLReference`; one in another process is remote/reference_client.py.
 """
 
 import copy

@@ -19,7 +19,6 @@ from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
-from groupwise.rollout.vllm.engine import share_servers
 from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Tracker, Trackers
@@ -100,7 +99,7 @@ def train(
                     config, weights=weights, rewards=chosen, task=task, training=True
                 )
             parts.world = world.aside()
-            share_servers(parts.engine, world)
+            parts.share_engine(world)
             with parts:
                 resumed = pathlib.Path(newest) if newest else None
                 state = start_state(parts, resumed, world)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.policy.load import Policy
-from groupwise.rollout.workers.weights import trained_weights
+from groupwise.remote.payload import trained_weights
 from groupwise.types import Completion, Request, Sampling
 
 

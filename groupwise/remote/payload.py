@@ -1,0 +1,242 @@
+"""What travels between processes: tensors as safetensors bytes, no pickle, checked on arrival.
+
+Requests and replies are small and are encoded whole. Weights are a stream that nobody ever holds
+whole: the sender makes one tensor's bytes at a time, the receiver copies each tensor into the
+model as soon as it is complete. Names, shapes and sizes are checked against the model before the
+first value is read; a checksum over all bytes (CRC-32: a cryptographic hash would take longer than
+the network) tells both sides at the end that they mean the same weights.
+"""
+
+import itertools
+import json
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from groupwise.policy.load import Policy
+
+MAX_HEADER_BYTES = 4096
+"""Of a request or reply: ours have a few hundred."""
+CHUNK_BYTES = 4 << 20
+"""Of weights, handed to the network at once."""
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError)
+
+Weights = Mapping[str, Tensor]
+Value = TypeVar("Value")
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], torch.int32]
+Counts = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1), torch.int32]
+Logprobs = Annotated[list[float], torch.float32]
+
+
+class BadPayload(Exception):
+    """Bytes that are no request or reply of ours; the message says why."""
+
+
+class PayloadTooLarge(BadPayload):
+    """More than the server takes at once."""
+
+
+class Payload(BaseModel):
+    """Fields with a dtype (`Tokens`) travel as one-row tensors, others as JSON in the header."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    def encode(self) -> bytes:
+        rows = {name: dtype for name, dtype in _rows(type(self)).items() if getattr(self, name)}
+        tensors = {n: torch.tensor(getattr(self, n), dtype=dtype) for n, dtype in rows.items()}
+        others = self.model_dump(exclude=set(_rows(type(self))))
+        return save(tensors, {name: json.dumps(value) for name, value in others.items()})
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        """Exactly these fields; raises BadPayload for anything else."""
+        size, dtypes = int.from_bytes(body[:8], "little"), _rows(cls)
+        if len(body) < 8 or size > min(MAX_HEADER_BYTES, len(body) - 8):
+            raise BadPayload("the body is no safetensors file")
+        try:
+            tensors = load(body)
+            header = json.loads(body[8 : 8 + size]).get("__metadata__", {})
+            fields: dict[str, Any] = {name: json.loads(text) for name, text in header.items()}
+        except (SafetensorError, *UNREADABLE) as error:
+            raise BadPayload(_no_safetensors(error)) from None
+        for name, tensor in tensors.items():
+            if tensor.ndim != 1 or tensor.dtype != dtypes.get(name):
+                raise BadPayload(f"{name} must be one row of {dtypes.get(name, 'another payload')}")
+        rows = {name: tensor.tolist() for name, tensor in tensors.items()}
+        try:
+            return cls.model_validate({name: [] for name in dtypes} | fields | rows)
+        except ValidationError as error:
+            raise BadPayload(first_problem(error)) from None
+
+
+def _rows(payload: type[Payload]) -> dict[str, torch.dtype]:
+    return {
+        name: mark
+        for name, field in payload.model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, torch.dtype)
+    }
+
+
+def first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+
+
+def split(values: Sequence[Value], lengths: Sequence[int]) -> list[tuple[Value, ...]]:
+    """split("abc", [1, 2]) == [("a",), ("b", "c")]"""
+    if sum(lengths) != len(values):
+        raise BadPayload(f"lengths must add up: they make {sum(lengths)}, not {len(values)}")
+    ends = itertools.accumulate(lengths)
+    return [tuple(values[end - n : end]) for n, end in zip(lengths, ends, strict=True)]
+
+
+def check_vocabulary(tokens: Sequence[int], vocab: int) -> None:
+    if max(tokens, default=0) >= vocab:
+        raise BadPayload(f"tokens must be from 0 to {vocab - 1}, the model's vocabulary")
+
+
+def trained_weights(policy: Policy) -> dict[str, Tensor]:
+    """All that training changes: the adapter's weights where there is one, else the model's."""
+    if policy.adapter is not None:
+        return {name: weight.detach() for name, weight in policy.adapter.weights().items()}
+    return {name: weight.detach() for name, weight in policy.model.named_parameters()}
+
+
+@dataclass(frozen=True)
+class WeightsStream:
+    """Iterate over it for the bytes of a safetensors file. `dtype`: convert to it on the way."""
+
+    weights: Weights
+    dtype: torch.dtype | None = None
+    metadata: Mapping[str, str] | None = None
+
+    def header(self) -> bytes:
+        entries: dict[str, object] = {"__metadata__": self.metadata} if self.metadata else {}
+        at = 0
+        for name, weight in self.weights.items():
+            dtype = self.dtype or weight.dtype
+            end = at + weight.numel() * dtype.itemsize
+            shape = list(weight.shape)
+            entries[name] = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [at, end]}
+            at = end
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+        return len(text).to_bytes(8, "little") + text
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole file."""
+        sizes = (w.numel() * (self.dtype or w.dtype).itemsize for w in self.weights.values())
+        return len(self.header()) + sum(sizes)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.header()
+        for weight in self.weights.values():
+            plain = weight.detach().to("cpu", self.dtype or weight.dtype).contiguous()
+            raw = plain.reshape(-1).view(torch.uint8).numpy()
+            for at in range(0, len(raw), CHUNK_BYTES):
+                yield raw[at : at + CHUNK_BYTES].tobytes()
+
+
+class Checksum:
+    """`Checksum().add(piece)` gives the piece back; `str()` of it is the CRC-32 of all pieces."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def add(self, piece: bytes | bytearray) -> bytes | bytearray:
+        self._value = zlib.crc32(piece, self._value)
+        return piece
+
+    def __str__(self) -> str:
+        return f"{self._value:08x}"
+
+
+class _Entry(NamedTuple):
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int
+
+
+class WeightsReceiver:
+    """`feed` it a file's bytes as they come; `finish` when there are no more."""
+
+    def __init__(self, targets: Weights) -> None:
+        self.targets = targets
+        self._max_header = 64 + 2 * len(WeightsStream(targets).header())
+        self._checksum, self._part = Checksum(), bytearray()
+        self._parts = self._receive()
+        self._wanted = next(self._parts)
+
+    @property
+    def max_bytes(self) -> int:
+        """Of the file, in the widest type that a sender may use."""
+        return 8 + self._max_header + 8 * sum(weight.numel() for weight in self.targets.values())
+
+    def feed(self, piece: bytes | bytearray) -> None:
+        view = memoryview(self._checksum.add(piece))
+        while len(view):
+            if not self._wanted:
+                raise BadPayload("there are more bytes than the weights have")
+            take = self._wanted - len(self._part)
+            self._part += view[:take]
+            view = view[take:]
+            if len(self._part) == self._wanted:
+                part, self._part = self._part, bytearray()
+                self._wanted = self._parts.send(part)
+
+    def finish(self) -> str:
+        """The checksum; raises BadPayload where weights are missing."""
+        if self._wanted:
+            raise BadPayload("the body ended before the weights did")
+        return str(self._checksum)
+
+    def _receive(self) -> Generator[int, bytearray, None]:
+        """Says how many bytes it needs next, and is sent them; 0 when it needs no more."""
+        size = int.from_bytes((yield 8), "little")
+        if not 2 <= size <= self._max_header:
+            raise BadPayload("the body is no safetensors file of this model's weights")
+        for entry in _entries(bytes((yield size)), self.targets):
+            if entry.size:
+                part = yield entry.size
+                values = torch.frombuffer(part, dtype=entry.dtype).reshape(entry.shape)
+                with torch.no_grad():
+                    self.targets[entry.name].copy_(values)
+        yield 0
+
+
+def _entries(text: bytes, targets: Weights) -> list[_Entry]:
+    """The tensors in the order of their bytes; exactly the model's."""
+    try:
+        data: dict[str, Any] = json.loads(text)
+        data.pop("__metadata__", None)
+        entries, at = [], 0
+        for name, entry in sorted(data.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+            size = torch.empty(shape, dtype=dtype, device="meta").nbytes
+            if entry["data_offsets"] != [at, at + size]:
+                raise ValueError(f"{name} does not lie behind the one before it")
+            entries.append(_Entry(name, dtype, shape, size))
+            at += size
+    except UNREADABLE as error:
+        raise BadPayload(_no_safetensors(error)) from None
+    shapes = {entry.name: entry.shape for entry in entries}
+    if shapes != {name: tuple(weight.shape) for name, weight in targets.items()}:
+        raise BadPayload("these are not the weights of this worker's model: other names or shapes")
+    return entries
+
+
+def _no_safetensors(error: Exception) -> str:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return f"the body is no safetensors file: {reason[:200]}"

@@ -1,0 +1,156 @@
+"""Whole runs that sample with vLLM: in servers that may be killed, and in the trainer's process."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from groupwise.recipe import write_config
+from groupwise.tracking.run import read_metrics, read_rollouts
+from groupwise.training.api import train
+from real_vllm import ENVIRONMENT, PYTHON, STEPS, TOKEN, Servers, config, needs_vllm
+
+pytestmark = [pytest.mark.cluster, needs_vllm]
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
+
+
+def after_steps(out: pathlib.Path, steps: int, then: Callable[[], object]) -> None:
+    """`then`, beside what happens meanwhile, once so many steps are logged."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 240
+        while len(read_metrics(out)) < steps and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if len(read_metrics(out)) >= steps:
+            then()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def sampled(out: pathlib.Path) -> list[Any]:
+    """Every answer that the run was trained on."""
+    files = sorted((out / "rollouts").glob("*.gz"))
+    groups = [group for path in files for group in read_rollouts(path)]
+    return [[c["tokens"] for c in group["completions"]] for group in groups]
+
+
+def weights(out: pathlib.Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model" / "model.safetensors")
+
+
+def test_a_run_survives_one_of_two_servers_and_resumes_after_the_only_one_was_killed(
+    servers: Servers, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = servers.ready(2)
+    whole = tmp_path / "whole"
+    train(config(servers=[first, second]), whole, quiet=True)
+    lines = read_metrics(whole)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    # The same weights on both sides: what differs is rounding, it is weighed and it is logged.
+    assert all(line["sampler_gap"] < 1e-3 for line in lines)
+    assert all(line["mismatch"] == pytest.approx(1, abs=1e-3) for line in lines)
+    assert all(line["updates"] == 1 for line in lines)
+
+    survived = tmp_path / "survived"
+    caplog.clear()
+    after_steps(survived, 1, second.kill)
+    train(config(servers=[first, second]), survived, quiet=True)
+    assert f"{second.url} is gone" in caplog.text
+
+    ended = tmp_path / "ended"
+    recipe = tmp_path / "recipe.yaml"
+    write_config(config(servers=[first]), recipe)
+    servers.begin(2)  # the next one is on its way when the only one goes
+    servers.begin_for_adapters()
+    after_steps(ended, 2, first.kill)
+    words = ["train", str(recipe), "--out", str(ended), "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "groupwise", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert "no vLLM server is left" in said and "Traceback" not in said
+    steps = len(read_metrics(ended))
+    saved = sorted(folder.name for folder in (ended / "checkpoints").iterdir())
+    assert saved == [f"step-{steps:06d}"] and f"goes on from {ended}" in said
+
+    (again,) = servers.ready(1)
+    train(config(servers=[again]), ended, quiet=True)
+    assert [line["step"] for line in read_metrics(ended)] == [1, 2, 3, 4]
+    # The same answers in all three runs, and weights that differ by rounding alone.
+    for other in (survived, ended):
+        assert sampled(other) == sampled(whole)
+        for name, weight in weights(whole).items():
+            assert torch.allclose(weights(other)[name], weight, atol=1e-4), name
+
+
+IN_PROCESS = """
+import json, sys, torch
+from groupwise.recipe import parse, read_yaml
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.remote.vllm_colocated import VllmColocated
+from groupwise.training.api import train
+from groupwise.types import Request, Sampling
+
+generate, greedy, asked, found = VllmColocated.generate, Sampling(16, temperature=0.0), [], []
+
+def compared(self, requests, sampling):
+    if self.version == len(found):  # the first time that it is asked by these weights
+        asked[:] = asked or [Request(r.prompt_tokens, r.keys[:1]) for r in requests]
+        theirs = generate(self, asked, greedy)
+        ours = NativeEngine(self.policy, 8).generate(asked, greedy)
+        pairs = [(a, b) for (a,), (b,) in zip(ours, theirs, strict=True)]
+        found.append({
+            "same": all(a.tokens == b.tokens and a.stop == b.stop for a, b in pairs),
+            "gap": max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs)),
+            "versions": sorted({b.version for _, b in pairs}),
+            "tokens": [b.tokens for _, b in pairs],
+        })
+    return generate(self, requests, sampling)
+
+VllmColocated.generate = compared
+threads = torch.get_num_threads()
+train(parse(read_yaml(sys.argv[1])), sys.argv[2], quiet=True)
+assert torch.get_num_threads() == threads
+torch.set_num_threads(1)
+print("FOUND " + json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("optimizer.lr=0.01",), ("adapter=lora", "adapter.rank=4", "optimizer.lr=0.1")],
+    ids=["weights", "adapter"],
+)
+def test_vllm_in_the_trainers_process_follows_the_policy_through_a_run(
+    more: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    path, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    write_config(config("engine.eager=true", "engine.memory_share=0.12", *more), path)
+    words = [str(PYTHON), "-c", IN_PROCESS, str(path), str(out)]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    found = json.loads(line.removeprefix("FOUND "))
+    assert [state["versions"] for state in found] == [[step] for step in range(STEPS + 1)]
+    assert all(state["same"] and state["gap"] < 1e-3 for state in found)
+    assert all(a["tokens"] != b["tokens"] for a, b in pairwise(found))
+    lines = read_metrics(out)
+    assert len(lines) == STEPS and all(line["updates"] == 1 for line in lines)
+    assert all(line["sampler_gap"] < 1e-3 for line in lines)
+    assert json.loads((out / "summary.json").read_text())["status"] == "finished"

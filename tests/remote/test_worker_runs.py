@@ -1,0 +1,279 @@
+"""Whole runs whose answers are sampled in workers: what is the same, and what is survived."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from groupwise.config import Config
+from groupwise.errors import ModelError
+from groupwise.recipe import write_config
+from groupwise.remote.client import ServerUnavailable
+from groupwise.remote.worker_client import WorkerClient
+from groupwise.tracking.run import read_metrics, read_rollouts
+from groupwise.training.api import train
+from rollout_workers import TOKEN, in_process, in_thread
+from runs import fingerprint, small_config
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "workers.md"
+SHOWN = re.findall(r"^(groupwise serve rollouts.*)$", DOCS.read_text(), re.M)
+STEPS = ("steps=3", "eval.every=2")
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
+
+
+@pytest.fixture(scope="module")
+def in_process_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("local") / "run"
+    train(small_config(*STEPS), folder, quiet=True)
+    return fingerprint(folder)
+
+
+def without_staleness(found: dict[str, Any]) -> dict[str, Any]:
+    """Only a run with workers says how old its answers are."""
+    metrics = [dict(line) for line in found["metrics"]]
+    ages = [(line.pop("staleness"), line.pop("staleness_max")) for line in metrics]
+    assert set(ages) == {(0.0, 0.0)}
+    return {**found, "metrics": metrics}
+
+
+def test_a_run_without_staleness_is_the_one_in_process_also_after_its_worker_died(
+    in_process_run: dict[str, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, weights, evaluations and stored answers, bit for bit."""
+    requests, original = 0, WorkerClient.request
+
+    def until_it_dies(self: WorkerClient, *args: Any, **more: Any) -> bytes:
+        nonlocal requests
+        requests += 1
+        if requests > 9:
+            raise ServerUnavailable("connection reset")
+        return original(self, *args, **more)
+
+    def config(url: str) -> Config:
+        return small_config(*STEPS, f"workers.urls=[{url}]", "workers.max_staleness=0")
+
+    with in_thread() as worker, monkeypatch.context() as context:
+        context.setattr(WorkerClient, "request", until_it_dies)
+        with pytest.raises(ModelError, match="run the same command again"):
+            train(config(worker.url), tmp_path / "run", quiet=True)
+    assert 0 < len(read_metrics(tmp_path / "run")) < 3
+    with in_thread() as worker:
+        train(config(worker.url), tmp_path / "run", quiet=True)
+    assert without_staleness(fingerprint(tmp_path / "run")) == in_process_run
+
+
+def train_command(config: Config, folder: pathlib.Path) -> subprocess.Popen[str]:
+    recipe = folder.parent / f"{folder.name}.yaml"
+    write_config(config, recipe)
+    return subprocess.Popen(
+        [sys.executable, "-m", "groupwise", "train", str(recipe), "--out", str(folder), "--quiet"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def children(parent: int) -> list[int]:
+    """Processes that sample for a trainer."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            words = (path.parent / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if int(fields[1]) == parent and "rollouts" in words and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_running(number: int) -> bool:
+    try:
+        state = pathlib.Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def after_steps(folder: pathlib.Path, steps: int, then: Callable[[], None]) -> None:
+    """`then` once so many steps are logged."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 240
+        while len(read_metrics(folder)) < steps and time.monotonic() < deadline:
+            time.sleep(0.05)
+        then()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
+
+
+linux = pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="reads /proc")
+STALE = ("steps=10", "workers.count=2", "checkpoint.every=3", "eval.every=4")
+
+
+@pytest.fixture(scope="module")
+def stale_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two workers of this machine, one step ahead."""
+    folder = tmp_path_factory.mktemp("stale") / "run"
+    train(small_config(*STALE), folder, quiet=True)
+    return fingerprint(folder)
+
+
+@pytest.mark.cluster
+def test_two_workers_one_step_ahead(stale_run: dict[str, Any]) -> None:
+    assert [line["staleness_max"] for line in stale_run["metrics"]] == [0.0] + [1.0] * 9
+    versions = [
+        {c["version"] for group in stale_run["rollouts"][name] for c in group["completions"]}
+        for name in sorted(stale_run["rollouts"])
+    ]
+    assert versions == [{0}, {0}, *({step} for step in range(1, 9))]
+
+
+@linux
+@pytest.mark.cluster
+def test_a_worker_the_trainer_and_again_the_trainer_are_ended_and_it_changes_nothing(
+    stale_run: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """kill -9 of a worker, which is started again; kill -9 of the trainer, which ends its workers;
+    SIGTERM, which keeps what was sampled ahead. Then the run goes on to its end."""
+    folder = tmp_path / "run"
+    run = train_command(small_config(*STALE), folder)
+    killed: list[int] = []
+    workers: list[int] = []
+
+    def kill_worker() -> None:
+        killed.append(children(run.pid)[0])
+        os.kill(killed[0], signal.SIGKILL)
+        after_steps(folder, 5, kill_trainer)
+
+    def kill_trainer() -> None:
+        workers.extend(children(run.pid))
+        os.kill(run.pid, signal.SIGKILL)
+
+    after_steps(folder, 2, kill_worker)
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode == -signal.SIGKILL, said
+    assert "is gone" in said and "is back" in said
+    assert len(workers) == 2 and killed[0] not in workers
+    assert wait_until(lambda: not any(is_running(worker) for worker in workers), 20)
+
+    again = train_command(small_config(*STALE), folder)
+    after_steps(folder, 7, lambda: os.kill(again.pid, signal.SIGTERM))
+    said, _ = again.communicate(timeout=400)
+    assert again.returncode == 3 and "resuming" in said, said
+    assert not children(again.pid) and len(read_metrics(folder)) < 10
+
+    train(small_config(*STALE), folder, quiet=True)
+    assert fingerprint(folder) == stale_run
+
+
+@pytest.mark.cluster
+def test_two_workers_without_staleness_sample_what_one_process_does(
+    in_process_run: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Each has half of the batch, so log-probs may differ in their last digits, and in nothing
+    else: the weights do not depend on them."""
+    overrides = (*STEPS, "workers.count=2", "workers.max_staleness=0")
+    train(small_config(*overrides), tmp_path / "run", quiet=True)
+    found = fingerprint(tmp_path / "run")
+    assert found["model"] == in_process_run["model"]
+    assert found["after"] == in_process_run["after"]
+    for name, groups in in_process_run["rollouts"].items():
+        for ours, theirs in zip(groups, found["rollouts"][name], strict=True):
+            for a, b in zip(ours["completions"], theirs["completions"], strict=True):
+                assert a["tokens"] == b["tokens"]
+                assert a["logprobs"] == pytest.approx(b["logprobs"], abs=1e-4)
+
+
+@pytest.mark.cluster
+def test_a_wrong_token_and_a_worker_elsewhere_that_dies_are_exit_code_2_and_nothing_is_lost(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with in_process() as (url, process):
+        config = small_config("steps=200", f"workers.urls=[{url}]", "workers.max_staleness=0")
+        with monkeypatch.context() as context:
+            context.setenv("GROUPWISE_TOKEN", "wrong" * 5)
+            refused = train_command(config, tmp_path / "refused")
+        run = train_command(config, folder)
+
+        def kill() -> None:
+            refused.wait(200)
+            process.kill()
+
+        after_steps(folder, 2, kill)
+        said, _ = run.communicate(timeout=400)
+    assert run.returncode == 2 and "no rollout worker is left" in said and "Traceback" not in said
+    done = len(read_metrics(folder))
+    assert done >= 2 and (folder / "checkpoints" / f"step-{done:06d}").exists()
+    said, _ = refused.communicate(timeout=400)
+    assert refused.returncode == 2 and "refuses the token" in said and "Traceback" not in said
+
+
+@pytest.mark.cluster
+def test_a_run_with_staleness_still_learns(tmp_path: pathlib.Path) -> None:
+    """The demo's model and task, one step ahead and published every second step."""
+    config = small_config(
+        "steps=40",
+        "task.train_size=512",
+        "task.test_size=100",
+        "batch.prompts=8",
+        "batch.group_size=8",
+        "rollout.max_completion_tokens=48",
+        "optimizer.lr=5e-5",
+        "eval.problems=100",
+        "eval.k=1",
+        "checkpoint.every=0",
+        "tracking.rollouts=40",
+        "workers.count=1",
+        "workers.publish_every=2",
+        "workers.max_staleness=2",
+    )
+    result = train(config, tmp_path / "run", quiet=True)
+    before, after = result.summary["before"]["accuracy"], result.summary["after"]["accuracy"]
+    lines = read_metrics(tmp_path / "run")
+    assert max(line["staleness_max"] for line in lines) == 2
+    assert after > before + 0.3, (before, after)
+    assert len(read_rollouts(tmp_path / "run" / "rollouts" / "step-000040.jsonl.gz")) == 8
+
+
+@pytest.mark.cluster
+def test_commands_shown_print_an_address_and_a_token_that_work() -> None:
+    bare = {k: v for k, v in os.environ.items() if k != "GROUPWISE_TOKEN"}
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for line in SHOWN:
+            words = [word for word in line.split() if word != "0.0.0.0" and word != "--host"]
+            command = [sys.executable, "-m", *words, "--port", "0"]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=bare))
+        assert processes
+        for process in processes:
+            assert process.stdout is not None
+            url, printed = (process.stdout.readline().strip() for _ in range(2))
+            found = re.fullmatch(r"export GROUPWISE_TOKEN=([\w-]{32})", printed)
+            assert found
+            address = WorkerClient(url, found[1], "GROUPWISE_TOKEN", 30)
+            assert b'"version":null' in address.request("GET", "/model")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+    finally:
+        for process in processes:
+            process.kill()
