@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from groupwise.packing import Rows, pack, plan_microbatches
 from groupwise.types import Completion, Group, Problem
@@ -86,8 +85,8 @@ class Batch:
     @property
     def sampled_BT(self) -> Tensor:
         """bool: tokens that the policy sampled, whether they count or not."""
-        drawn = [_sampled(self.groups[group].completions[answer]) for group, answer in self.members]
-        return _padded(drawn).to(self.mask_BT.device)
+        drawn = [self.groups[group].completions[answer] for group, answer in self.members]
+        return _sampled(drawn).to(self.mask_BT.device)
 
     @property
     def longest_row(self) -> int:
@@ -173,10 +172,11 @@ def make_batch(
     With `mask_truncated`, answers that were cut off by the length limit `max_tokens` carry no loss.
     """
     completions = [completion for group in groups for completion in group.completions]
-    masks = [_sampled(c) & (not (mask_truncated and c.truncated)) for c in completions]
+    sampled_BT = _sampled(completions)
+    counts_B = [not (mask_truncated and completion.truncated) for completion in completions]
     batch = Batch(
-        mask_BT=_padded(masks),
-        advantages_BT=_padded(_advantages(groups)),
+        mask_BT=sampled_BT & torch.tensor(counts_B, dtype=torch.bool)[:, None],
+        advantages_BT=_advantages(groups),
         denominator=Denominator(0, 0, max_tokens),
         sampler_logprobs_BT=_known([completion.logprobs for completion in completions]),
         old_logprobs_BT=_known([completion.old_logprobs for completion in completions]),
@@ -190,7 +190,7 @@ def make_batch(
 
 def with_advantages(batch: Batch, groups: Sequence[Group]) -> Batch:
     """The batch with the advantages of `groups`, which are its own with advantages filled in."""
-    advantages_BT = _padded(_advantages(groups)).to(batch.mask_BT.device)
+    advantages_BT = _advantages(groups).to(batch.mask_BT.device)
     return replace(batch, advantages_BT=advantages_BT, groups=tuple(groups))
 
 
@@ -206,32 +206,39 @@ def token_count(group: Group) -> int:
     return len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
 
 
-def _sampled(completion: Completion) -> Tensor:
-    return torch.tensor(completion.sampled or (True,) * len(completion.tokens), dtype=torch.bool)
+def _sampled(completions: Sequence[Completion]) -> Tensor:
+    lines = [completion.sampled or (True,) * len(completion.tokens) for completion in completions]
+    return _padded(lines, torch.bool)
 
 
-def _advantages(groups: Sequence[Group]) -> list[Tensor]:
-    """One line per answer, one number per token; 0 where none were assigned."""
-    lines: list[Tensor] = []
+def _advantages(groups: Sequence[Group]) -> Tensor:
+    """One number per token; 0 where none were assigned."""
+    lines: list[Sequence[float]] = []
     for group in groups:
-        values = group.advantages or (0.0,) * len(group.completions)
-        for value, completion in zip(values, group.completions, strict=True):
+        for answer, completion in enumerate(group.completions):
+            value = group.advantages[answer] if group.advantages else 0.0
             each = value if isinstance(value, tuple) else (value,) * len(completion.tokens)
-            lines.append(torch.tensor(each, dtype=torch.float32))
-    return lines
+            lines.append(each)
+    return _padded(lines)
 
 
 def _known(lines: Sequence[Sequence[float] | None]) -> Tensor | None:
     """(B, T), or None where some answer has none."""
-    known = [torch.tensor(line, dtype=torch.float32) for line in lines if line is not None]
+    known = [line for line in lines if line is not None]
     return _padded(known) if len(known) == len(lines) else None
 
 
-def _padded(lines: Sequence[Tensor]) -> Tensor:
-    """Lines of different lengths as one tensor of at least one column."""
-    if not any(map(len, lines)):
-        return torch.zeros(len(lines), 1, dtype=lines[0].dtype if lines else None)
-    return pad_sequence(list(lines), batch_first=True)
+def _padded(lines: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Lines of different lengths as one tensor of at least one column; 0 behind their ends.
+
+    One conversion for all of them: a tensor for each line would take ten times as long.
+    """
+    lengths = torch.tensor([len(line) for line in lines], dtype=torch.long)
+    width = max(1, int(lengths.max())) if len(lines) else 1
+    padded = torch.zeros(len(lines), width, dtype=dtype)
+    flat = torch.tensor(list(itertools.chain.from_iterable(lines)), dtype=dtype)
+    padded[torch.arange(width) < lengths[:, None]] = flat
+    return padded
 
 
 def _tensors(item: Batch | Rows) -> dict[str, Tensor]:

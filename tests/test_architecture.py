@@ -212,7 +212,7 @@ def test_models_are_loaded_without_code_of_their_own() -> None:
 
 LIBRARIES = {"torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "datasets"}
 DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit", "__version__", "__name__", "__init__",
-              "__file__", "__module__", "__traceback__"}  # fmt: skip
+              "__file__", "__module__", "__path__", "__setattr__", "__traceback__"}  # fmt: skip
 """Of named tuples, `os` and Python itself."""
 
 

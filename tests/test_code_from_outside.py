@@ -35,7 +35,7 @@ def not_empty(completion):
 @groupwise.task
 def doubles(count=12):
     made = [Problem(str(i), f"What is {{i}}+{{i}}?", {{"answer": "0"}}) for i in range(count)]
-    return Task("doubles", made, made[:4], made[:4], right, not_empty, str.strip)
+    return Task("doubles", made, right, validation=made[:4], test=made[:4])
 
 @groupwise.reward
 def short(completion):
@@ -215,8 +215,7 @@ def test_what_the_user_types_is_theirs(own: pathlib.Path, tmp_path: pathlib.Path
     assert len(parse({"rewards": [f"{own}:unmarked"]}).rewards) == 1
     with pytest.raises(ConfigError, match=r"rewards\.0\.name"):
         load_recipe(str(recipe), [f"model={own}:unmarked"])  # typed, and as another thing
-    looped = "task.options={a: &x [*x]}"
-    load_recipe(str(recipe), [typed, "task.kind=python", f"task.path={own}:doubles", looped])
+    load_recipe(str(recipe), [typed, "task.kind=python", f"task.path={own}:doubles"])
 
 
 def test_a_typed_kind_does_not_let_the_files_function_in(tmp_path: pathlib.Path) -> None:

@@ -226,8 +226,8 @@ def test_a_run_can_be_repeated_bit_for_bit(
 
 # In the thread that samples, in the update, and while a checkpoint is written.
 MOMENTS = [
-    ("groupwise.training.step:policy_loss", 5),
-    ("groupwise.training.loop:sample_groups", 7),
+    ("groupwise.training.update:policy_loss", 5),
+    ("groupwise.training.collect:sample_groups", 7),
     ("groupwise.training.checkpoint:save_file", 2),
     ("groupwise.training.loop:score_groups", 5),
     ("groupwise.training.loop:annotate", 5),
