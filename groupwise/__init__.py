@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.extensions import reward, task
+    from groupwise.extensions import engine, optimizer, reward, task, tracker
     from groupwise.recipe import load_recipe
     from groupwise.rewards.base import Reward
     from groupwise.tasks.base import Task
@@ -26,7 +26,10 @@ _HOME = {
     "Config": "groupwise.config",
     "load_recipe": "groupwise.recipe",
     "reward": "groupwise.extensions",
+    "engine": "groupwise.extensions",
+    "optimizer": "groupwise.extensions",
     "task": "groupwise.extensions",
+    "tracker": "groupwise.extensions",
     "Reward": "groupwise.rewards.base",
     "Task": "groupwise.tasks.base",
     "Result": "groupwise.training.api",
@@ -44,9 +47,12 @@ __all__ = [
     "Result",
     "Reward",
     "Task",
+    "engine",
     "load_recipe",
+    "optimizer",
     "reward",
     "task",
+    "tracker",
     "train",
 ]
 

@@ -2,7 +2,7 @@
 
 What a user types or passes is theirs and runs as it is. What a recipe or a run folder names is
 somebody else's: groupwise.config.code asks for `--trust-code` first, and even then takes only what
-its author marked (with `@groupwise.task` or `@groupwise.reward`, or by deriving a class from
+its author marked (with `@groupwise.task`, `@groupwise.reward` ..., or by deriving a class from
 `Surrogate`), which `os:system` never is.
 """
 
@@ -36,6 +36,19 @@ class Code:
         return ":" in value and not (self.unless and value.startswith(self.unless))
 
 
+def one_of(*known: str) -> Callable[[str], str]:
+    """A validator of settings that are one of these names, or name code."""
+
+    def check(value: str) -> str:
+        if value in known or ":" in value:
+            return value
+        raise ValueError(
+            f"must be {', '.join(known)}, or code of yours as file.py:name{nearest(value, known)}"
+        )
+
+    return check
+
+
 def extension(kind: str) -> Callable[[Marked], Marked]:
     """A decorator that marks a function or a class as made for groupwise, to be used as `kind`."""
 
@@ -48,6 +61,9 @@ def extension(kind: str) -> Callable[[Marked], Marked]:
 
 task = extension("task")
 reward = extension("reward")
+engine = extension("engine")
+optimizer = extension("optimizer")
+tracker = extension("tracker")
 
 
 BASES = {"surrogate": "Surrogate", "advantage": "AdvantageEstimator"}

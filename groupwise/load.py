@@ -11,6 +11,7 @@ import torch
 from groupwise.config import Config, RewardSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.evaluate import Evaluation, evaluate, judges
+from groupwise.extensions import load_object
 from groupwise.policy.compiled import compiles_training, is_worth_compiling
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
@@ -34,7 +35,9 @@ from groupwise.tasks.catalog import build_task
 
 log = logging.getLogger("groupwise")
 
-ENGINES: dict[str, Callable[[Policy, Config], Engine]] = {
+MakeEngine = Callable[[Policy, Config], Engine]
+
+ENGINES: dict[str, MakeEngine] = {
     # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
     "native": lambda policy, config: NativeEngine(
         policy,
@@ -103,6 +106,7 @@ def load_parts(
     weights: str | None = None,
     rewards: Sequence[Reward] | None = None,
     task: Task | None = None,
+    engine: MakeEngine | None = None,
     training: bool = False,
 ) -> Parts:
     """Build everything. `weights`: a folder to load instead of config.model (a checkpoint's).
@@ -133,6 +137,8 @@ def load_parts(
                 limit,
             )
     parts = (config, policy, task)
+    if engine is not None:
+        return Parts(*parts, engine(policy, config), scorer, judge, problems)
     if training and config.workers.apart:
         log.info("workers: %s", describe_workers(config))
         workers = WorkersEngine(policy, config)
@@ -151,7 +157,8 @@ def make_engine(policy: Policy, config: Config) -> Engine:
         if reason is not None:
             log.warning("sampling with transformers' generate, which is slower: %s", reason)
         kind = "native" if reason is None else "transformers"
-    return ENGINES[kind](policy, config)
+    make = load_object(kind, what="engine.kind") if ":" in kind else ENGINES[kind]
+    return make(policy, config)
 
 
 def load_config_policy(config: Config, weights: str | None = None) -> Policy:

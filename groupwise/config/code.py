@@ -32,8 +32,11 @@ def named_code(settings: BaseModel, prefix: str = "") -> Iterator[NamedCode]:
     for name, field in type(settings).model_fields.items():
         value: Any = getattr(settings, name)
         for mark in field.metadata:
-            if isinstance(mark, Code) and mark.takes(value):
-                yield NamedCode(f"{prefix}{name}", mark.kind, value)
+            several = isinstance(value, tuple)
+            for number, reference in enumerate(value if several else (value,)):
+                if isinstance(mark, Code) and mark.takes(reference):
+                    at = f".{number}" if several else ""
+                    yield NamedCode(f"{prefix}{name}{at}", mark.kind, reference)
         numbered = enumerate(value) if isinstance(value, tuple) else [(None, value)]
         for number, item in numbered:
             if isinstance(item, BaseModel):

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from groupwise.config.addresses import TokenVariable, check_key_variable, check_server_url
 from groupwise.config.base import Settings
 from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
 from groupwise.config.workers import WorkerSettings, staleness_in
-from groupwise.extensions import Code
+from groupwise.extensions import Code, one_of
 from groupwise.objective.objective import Objective
 from groupwise.types import Sampling
 
@@ -104,8 +104,11 @@ class RolloutSettings(Settings):
 class EngineSettings(Settings):
     """What samples answers."""
 
-    kind: Literal["auto", "native", "transformers", "vllm"] = "auto"
-    """native: our own, in process. transformers: the model's own generate. auto: what serves it."""
+    kind: Annotated[
+        str, Code("engine"), AfterValidator(one_of("auto", "native", "transformers", "vllm"))
+    ] = "auto"
+    """native: our own, in process. transformers: the model's own generate. auto: what serves it.
+    Or `file.py:Class` of yours."""
     max_batch: int = Field(default=256, ge=1)
     """Answers sampled at once, if memory allows; of vllm servers, by each."""
     urls: tuple[str, ...] = ()
@@ -192,8 +195,9 @@ class AdapterSettings(Settings):
 class OptimizerSettings(Settings):
     """AdamW and its schedule."""
 
-    kind: Literal["adamw", "adamw_8bit"] = "adamw"
-    """adamw_8bit: moments in 8 bits, a quarter of the memory; extra: groupwise[quant]."""
+    kind: Annotated[str, Code("optimizer"), AfterValidator(one_of("adamw", "adamw_8bit"))] = "adamw"
+    """adamw_8bit: moments in 8 bits, a quarter of the memory; extra: groupwise[quant]. Or
+    `file.py:function` of yours."""
     offload: bool = False
     """Keep fp32 weights and moments in CPU memory: for a GPU that is too small, and slower."""
     lr: float = Field(default=1e-6, gt=0)
@@ -274,6 +278,8 @@ class TrackingSettings(Settings):
     """Extra: pip install 'groupwise[trackio]'."""
     wandb: bool = False
     """Extra: pip install 'groupwise[wandb]'."""
+    own: Annotated[tuple[str, ...], Code("tracker")] = ()
+    """Trackers of yours: `file.py:Class`, made with the run's folder and config."""
     project: str = "groupwise"
     """Project name for trackio and wandb."""
     rollouts: int = Field(default=1, ge=0)

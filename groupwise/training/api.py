@@ -14,7 +14,8 @@ from groupwise.diagnose import diagnose
 from groupwise.distributed.join import joined
 from groupwise.distributed.world import ALONE, World
 from groupwise.errors import ConfigError
-from groupwise.load import Parts, describe, load_parts, make_reference
+from groupwise.extensions import load_object
+from groupwise.load import MakeEngine, Parts, describe, load_parts, make_reference
 from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.load import Policy
@@ -44,6 +45,7 @@ from groupwise.training.checkpoint import (
 from groupwise.training.followed_run import open_run
 from groupwise.training.loop import run_loop
 from groupwise.training.memory_fit import TokenBudget
+from groupwise.training.optim import MakeOptimizer
 from groupwise.training.parallel import check_ranks, make_stepper
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
@@ -71,13 +73,18 @@ def train(
     rewards: Sequence[Reward | Callable[..., Any]] | None = None,
     task: Task | None = None,
     algorithm: Surrogate | AdvantageEstimator | None = None,
+    engine: MakeEngine | None = None,
+    optimizer: MakeOptimizer | None = None,
+    trackers: Sequence[Tracker] = (),
     quiet: bool = False,
 ) -> Result:
     """Train into the folder `out`; called again with the same config, go on where it stopped.
 
     Without `out` the folder is `default_folder(config)`: each config has one of its own.
-    `rewards`, `task` and `algorithm` (a surrogate or an advantage estimator of your own) take
-    functions and objects in place of the names in the config.
+    In place of names in the config, what is yours is passed as it is: `rewards` and `task`;
+    `algorithm`, a surrogate or an advantage estimator; `engine(policy, config)`;
+    `optimizer(parameter_groups, settings)`, which gives a torch.optim.Optimizer; and `trackers`,
+    objects with `log(step, metrics)` and `close()`.
     """
     objective = config.algorithm if algorithm is None else config.algorithm.using(algorithm)
     config = config.model_copy(update={"algorithm": objective.loaded()})
@@ -96,18 +103,29 @@ def train(
             with world.one_ahead():
                 weights = newest and f"{newest}/model"
                 parts = load_parts(
-                    config, weights=weights, rewards=chosen, task=task, training=True
+                    config,
+                    weights=weights,
+                    rewards=chosen,
+                    task=task,
+                    engine=engine,
+                    training=True,
                 )
             parts.world = world.aside()
             parts.share_engine(world)
             with parts:
                 resumed = pathlib.Path(newest) if newest else None
-                state = start_state(parts, resumed, world)
-                return run_to_the_end(parts, state, run, stop, quiet or not world.first)
+                state = start_state(parts, resumed, world, optimizer)
+                quiet = quiet or not world.first
+                return run_to_the_end(parts, state, run, stop, quiet, trackers)
 
 
 def run_to_the_end(
-    parts: Parts, state: TrainState, run: RunFolder, stop: StopRequest, quiet: bool
+    parts: Parts,
+    state: TrainState,
+    run: RunFolder,
+    stop: StopRequest,
+    quiet: bool,
+    own_trackers: Sequence[Tracker] = (),
 ) -> Result:
     """From where `state` stands: the loop, between two held-out evaluations."""
     config = parts.config
@@ -123,6 +141,8 @@ def run_to_the_end(
         state.before = held_out.metrics
     first = state.optimizer.world.first
     makers = _tracker_makers(config, run, state.step, quiet) if first else {}
+    if first:
+        makers |= {f"tracker {n}": (lambda t=t: t) for n, t in enumerate(own_trackers, start=1)}
     trackers = Trackers(makers)
     stop.at_once = False
     try:
@@ -147,9 +167,14 @@ def default_folder(config: Config) -> pathlib.Path:
     return pathlib.Path("runs") / f"{model}-{config.task.kind}-{digest}"
 
 
-def start_state(parts: Parts, resumed: pathlib.Path | None, world: World = ALONE) -> TrainState:
+def start_state(
+    parts: Parts,
+    resumed: pathlib.Path | None,
+    world: World = ALONE,
+    optimizer: MakeOptimizer | None = None,
+) -> TrainState:
     """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
-    return make_state(parts.config, parts.policy, resumed, world)
+    return make_state(parts.config, parts.policy, resumed, world, own_optimizer=optimizer)
 
 
 def make_state(
@@ -159,12 +184,13 @@ def make_state(
     world: World = ALONE,
     *,
     with_reference: bool = True,
+    own_optimizer: MakeOptimizer | None = None,
 ) -> TrainState:
     """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
     if config.algorithm.needs_reference and with_reference:
         reference = make_reference(config, policy, fresh=resumed is None)
-    optimizer, shards = make_stepper(config, policy, world)
+    optimizer, shards = make_stepper(config, policy, world, own_optimizer)
     weight = config.algorithm.entropy_weight
     budget = TokenBudget(config.batch.tokens_per_microbatch, world, together=shards is not None)
     settings = without_secrets(config.model_dump(mode="json"))
@@ -264,6 +290,8 @@ def _tracker_makers(
     if tracking.tensorboard:
         makers["tensorboard"] = lambda: TensorBoard(run.path / "events", step)
     settings = without_secrets(config.model_dump(mode="json"))
+    for name in tracking.own:
+        makers[name] = lambda name=name: load_object(name, what="tracking.own")(run.path, config)
     for service in ("trackio", "wandb"):
         if getattr(tracking, service):
             makers[service] = lambda service=service: Service(

@@ -14,7 +14,7 @@ share one model (fsdp2) weights are sharded fp32 DTensors, and so are gradients 
 
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -24,13 +24,21 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from groupwise.config import OptimizerSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.errors import MissingExtraError
+from groupwise.extensions import load_object
 from groupwise.training.loss_scale import LossScale
 
-# What each kind keeps for a weight. Shared tables of codes are kept too: they are tiny.
+# What our own kinds keep for a weight (shared tables of codes too: they are tiny). Of a user's
+# optimizer it is every number and tensor.
 MOMENTS = {
     "adamw": ("step", "exp_avg", "exp_avg_sq"),
     "adamw_8bit": ("step", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
 }
+
+
+Groups = list[dict[str, Any]]
+"""torch.optim's parameter groups."""
+MakeOptimizer = Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]
+"""How an optimizer is made: ours, or one of the user's (`optimizer.kind=file.py:function`)."""
 
 
 class Stepper(Protocol):
@@ -73,6 +81,7 @@ class Optimizer:
         total_steps: int,
         world: World = ALONE,
         computed_in: torch.dtype | None = None,
+        make: MakeOptimizer | None = None,
     ) -> None:
         self.settings = settings
         self.total_steps = total_steps
@@ -84,7 +93,9 @@ class Optimizer:
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.register_post_accumulate_grad_hook(self._accumulate_into(self.masters[name]))
-        self.adamw = _adamw(list(self.masters.values()), settings)
+        self.inner = (make or _maker(settings))(
+            parameter_groups(list(self.masters.values()), settings), settings
+        )
         dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
         self.scale = LossScale() if torch.float16 in dtypes else None
         self.rounds = computed_in not in (None, torch.float32)
@@ -120,7 +131,7 @@ class Optimizer:
         if not self.sharded and self.world.size > 1:
             self._sum_over_ranks()
         lr = learning_rate(self.settings, progress, self.total_steps)
-        for group in self.adamw.param_groups:
+        for group in self.inner.param_groups:
             group["lr"] = lr
         if self.loss_scale != 1:
             for master in self.masters.values():
@@ -131,7 +142,7 @@ class Optimizer:
         nn.utils.clip_grads_with_norm_(self.masters.values(), self.settings.clip_norm, norm)
         finite = bool(torch.isfinite(norm))
         if finite:  # else one bad batch would leave NaN in the weights
-            self.adamw.step()
+            self.inner.step()
             for name, weight in self.weights.items():
                 if self.masters[name] is not weight:
                     weight.copy_(self.masters[name], non_blocking=True)
@@ -153,7 +164,7 @@ class Optimizer:
 
     def forget(self) -> None:
         """Drop the gradients."""
-        self.adamw.zero_grad(set_to_none=True)
+        self.inner.zero_grad(set_to_none=True)
         for weight in self.weights.values():
             weight.grad = None
 
@@ -173,9 +184,9 @@ class Optimizer:
         for name, master in self.masters.items():
             if master is not self.weights[name] or self.rounds:
                 tensors[f"master.{name}"] = master.detach()
-            state = self.adamw.state.get(master, {})
-            for key in MOMENTS[self.settings.kind]:
-                if key in state:
+            state = self.inner.state.get(master, {})
+            for key in MOMENTS.get(self.settings.kind, state):
+                if isinstance(state.get(key), Tensor | int | float):
                     value = torch.as_tensor(state[key])
                     tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
         if self.scale is not None:
@@ -185,21 +196,25 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
+        saved = sorted({name.partition(".")[0] for name in tensors} - {"master", "loss_scale"})
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
                 master.copy_(_distributed_like(tensors[f"master.{name}"], master))
-            keys = MOMENTS[self.settings.kind]
+            keys = MOMENTS.get(self.settings.kind, saved)
             state = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
             if state:
-                step = state.pop("step")
-                eight = self.settings.kind == "adamw_8bit"
-                self.adamw.state[master] = {
-                    "step": int(step) if eight else step.to(master.device, copy=True),
-                    **{key: _distributed_like(tensor, master) for key, tensor in state.items()},
+                self.inner.state[master] = {
+                    key: self._restored(key, tensor, master) for key, tensor in state.items()
                 }
         if self.scale is not None and "loss_scale" in tensors:
             value, clean = tensors["loss_scale"].tolist()
             self.scale = LossScale(value, int(clean))
+
+    def _restored(self, key: str, value: Tensor, master: Tensor) -> Tensor | int:
+        if key == "step":  # bitsandbytes counts in Python, torch on the device
+            eight = self.settings.kind == "adamw_8bit"
+            return int(value) if eight else value.to(master.device, copy=True)
+        return _distributed_like(value, master)
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:
@@ -230,17 +245,25 @@ def parameter_groups(weights: list[Any], settings: OptimizerSettings) -> list[di
     ]
 
 
-def _adamw(masters: list[Tensor], settings: OptimizerSettings) -> Any:
-    groups = parameter_groups(masters, settings)
+def _maker(settings: OptimizerSettings) -> MakeOptimizer:
+    if ":" in settings.kind:
+        return load_object(settings.kind, what="optimizer.kind")
+    return {"adamw": _adamw, "adamw_8bit": _adamw_8bit}[settings.kind]
+
+
+def _adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    # Bound by memory: one pass over it, not ten. Other devices have no such step.
+    fused = all(w.device.type in ("cpu", "cuda") for group in groups for w in group["params"])
     shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    if settings.kind == "adamw":
-        # Bound by memory: one pass over it, not ten. Other devices have no such step.
-        fused = all(m.device.type in ("cpu", "cuda") for m in masters)
-        return torch.optim.AdamW(groups, **shared, fused=True if fused else None)
+    return torch.optim.AdamW(groups, **shared, fused=True if fused else None)
+
+
+def _adamw_8bit(groups: Groups, settings: OptimizerSettings) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError("bitsandbytes", "quant")
     from bitsandbytes.optim import AdamW8bit
 
+    shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     return AdamW8bit([group for group in groups if group["params"]], **shared)
 
 

@@ -6,7 +6,7 @@ from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError
 from groupwise.policy.policy import Policy
-from groupwise.training.optim import Optimizer, Stepper
+from groupwise.training.optim import MakeOptimizer, Optimizer, Stepper
 
 log = logging.getLogger("groupwise")
 
@@ -53,12 +53,16 @@ def check_ranks(config: Config, world: World) -> None:
         )
 
 
-def make_stepper(config: Config, policy: Policy, world: World) -> tuple[Stepper, Policy | None]:
+def make_stepper(
+    config: Config, policy: Policy, world: World, optimizer: MakeOptimizer | None = None
+) -> tuple[Stepper, Policy | None]:
     """The optimizer, and this rank's shard of the policy where the model is sharded."""
     kind = kind_for(config, world)
     settings, steps = config.optimizer, config.steps
     if kind in ("none", "ddp"):
-        return Optimizer(policy.model, settings, steps, world), None
+        return Optimizer(policy.model, settings, steps, world, make=optimizer), None
+    if optimizer is not None:
+        raise ConfigError(f"an optimizer of your own works with distributed.kind=ddp, not {kind}")
     if kind == "fsdp2":
         from groupwise.training.shards import shard
 

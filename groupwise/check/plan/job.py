@@ -182,4 +182,6 @@ def _engine(config: Config) -> Literal["native", "transformers", "vllm", "elsewh
     kind = config.engine.kind
     if config.workers.apart or config.engine.urls:
         return "elsewhere"
-    return "native" if kind == "auto" else kind
+    if kind == "transformers":
+        return "transformers"
+    return "vllm" if kind == "vllm" else "native"
