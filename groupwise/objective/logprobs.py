@@ -16,12 +16,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from groupwise.compat.torch_compile import mark_rows_dynamic
+from groupwise.objective.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
 from groupwise.objective.rowwise import logprobs_by_rows
-
-CHUNK_LOGITS = 2**26
-"""Logits alive at once: 256 MB in float32, and a small multiple of it in the backward pass."""
-CPU_CHUNK_LOGITS = 2**27
-"""A CPU has more memory for its speed, so there recomputing them begins later."""
 
 
 def token_logprobs(

@@ -13,17 +13,13 @@ from dataclasses import dataclass
 from groupwise.check.plan.gpus import GIB, Gpu
 from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
 from groupwise.check.plan.shapes import Shape
+from groupwise.objective.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
+from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PREFILL_TOKENS
 
 Parts = Mapping[str, float]
 
 NF4 = 0.516
 """Bytes of a weight in 4 bits, with the doubly quantised scales of blocks of 64."""
-CHUNK_LOGITS, CPU_CHUNK_LOGITS = 2**26, 2**27
-"""objective/logprobs.py: logits that exist at once."""
-PREFILL_TOKENS, MULTI_STEP = 8192, 8
-"""rollout/native: prompt tokens prefilled at once; tokens that may be sampled past an end."""
-FREE_SHARE = 0.8
-"""rollout/native/engine.py: share of what is free that the cache may take."""
 WORKSPACE, GRAPH_WORKSPACES = 0.15 * GIB, 0.3 * GIB
 """Of the matrix library on CUDA; a stream more for each batch size that graphs are captured for."""
 DEEPSPEED_BUCKET = 500_000_000
@@ -163,7 +159,7 @@ def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
     slot = slot_bytes(shape, job)
     wanted = min(job.own_answers, job.max_batch)
     context = 0.0 if gpu.is_cpu else CONTEXT
-    share = FREE_SHARE / 2 if gpu.is_cpu else FREE_SHARE
+    share = CACHE_SHARE / 2 if gpu.is_cpu else CACHE_SHARE
     affordable = int(share * max(gpu.memory - context - held, 0) / slot)
     return slot * max(1, min(wanted, affordable))
 

@@ -18,15 +18,13 @@ from groupwise.policy.attention import use_attention
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compile_problem
 from groupwise.rollout.native.kv_cache import SlotKVCache
+from groupwise.rollout.native.limits import MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningBatch
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.types import Sampling
 
 log = logging.getLogger("groupwise")
-
-MULTI_STEP = 8
-"""Decode steps between two synchronisations with the host; tokens past an end are dropped."""
 
 
 @dataclass(frozen=True)

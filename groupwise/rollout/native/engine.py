@@ -18,9 +18,10 @@ from torch import Tensor
 from groupwise.policy.attention import use_attention
 from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.policy.policy import Policy
-from groupwise.rollout.native.cuda_graphs import MULTI_STEP, DecodeGraphs
+from groupwise.rollout.native.cuda_graphs import DecodeGraphs
 from groupwise.rollout.native.fused_projections import FusedProjections
 from groupwise.rollout.native.kv_cache import SlotKVCache, bytes_per_slot
+from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PREFILL_TOKENS
 from groupwise.rollout.native.memory import free_bytes
 from groupwise.rollout.native.prefill import Prefill
 from groupwise.rollout.native.running_batch import RunningBatch
@@ -29,9 +30,6 @@ from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Completion, Request, Sampling
-
-PREFILL_TOKENS = 8192
-"""Prompt tokens that go through the model at once."""
 
 
 @dataclass
@@ -98,7 +96,7 @@ class NativeEngine:
             self.kv_cache = cache = None  # free it before its successor is allocated
             if self.graphs is not None:
                 self.graphs.reset()
-            free = int(0.8 * free_bytes(self.policy.device))
+            free = int(CACHE_SHARE * free_bytes(self.policy.device))
             affordable = free // bytes_per_slot(like, slot_length)
             cache = SlotKVCache(like, max(1, min(wanted, affordable)), slot_length)
             self.kv_cache = cache
