@@ -83,14 +83,14 @@ def _guarded(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
 def packages() -> Iterator[Line]:
     """What groupwise itself requires, against what is installed."""
     yield Line("ok", "python", platform.python_version())  # an older one cannot read this file
-    found, wrong = [], []
+    installed, wrong = [], []
     for requirement in _requirements(extra=None):
         version = _version(requirement.name)
         if version is not None and requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} {version}")
+            installed.append(f"{requirement.name} {version}")
         else:
             wrong.append((requirement, version))
-    yield Line("ok", "packages", ", ".join(found))
+    yield Line("ok", "packages", ", ".join(installed))
     for requirement, version in wrong:
         state = "is not installed" if version is None else f"{version} is outside"
         text = f"{requirement.name} {state} (needs {requirement.specifier or 'any version'})"
@@ -181,19 +181,19 @@ def disk() -> Iterator[Line]:
 
 def compiler(on_cuda: bool) -> Iterator[Line]:
     """torch.compile needs one: for C on CUDA, for C++ on a CPU."""
-    found = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    path = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not on_cuda:
-        found = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
+        path = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
         text = "no C++ compiler: models of 50 million parameters or more will be a little slower"
-        yield Line("ok", "compiler", found) if found else Line("note", "compiler", text, COMPILER)
-    elif found is None:
+        yield (Line("ok", "compiler", path) if path else Line("note", "compiler", text, COMPILER))
+    elif path is None:
         fix = f"{COMPILER}, or train with compile=none"
         yield Line("fix", "compiler", "torch.compile needs a C compiler and there is none", fix)
     elif importlib.util.find_spec("triton") is None:
         text = "triton is not installed, and torch.compile needs it on CUDA"
         yield Line("fix", "compiler", text, "pip install triton, or train with compile=none")
     else:
-        yield Line("ok", "compiler", found)
+        yield Line("ok", "compiler", path)
 
 
 def hub() -> Line:
@@ -258,28 +258,28 @@ def model(config: Config) -> Line:
         return Line("ok" if here else "note", "model", text)
     from groupwise.policy.resolve import resolve_model
 
-    found = resolve_model(name)
-    if Path(found).is_dir():
-        return Line("ok", "model", f"{name}: {found}" if name != found else found)
+    source = resolve_model(name)
+    if Path(source).is_dir():
+        return Line("ok", "model", f"{name}: {source}" if name != source else source)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    if isinstance(try_to_load_from_cache(found, "config.json"), str):
-        return Line("ok", "model", f"{found} is cached")
+    if isinstance(try_to_load_from_cache(source, "config.json"), str):
+        return Line("ok", "model", f"{source} is cached")
     if os.environ.get("HF_HUB_OFFLINE"):
         fix = "get online once, or set model= to a folder, tiny or smollm2"
-        return Line("fix", "model", f"{found} is not cached and the hub is out of reach", fix)
+        return Line("fix", "model", f"{source} is not cached and the hub is out of reach", fix)
     try:
-        HfApi().model_info(found, timeout=HUB_SECONDS)
+        HfApi().model_info(source, timeout=HUB_SECONDS)
     except GatedRepoError:
-        fix = f"accept its terms on https://huggingface.co/{found}, then: hf auth login"
-        return Line("fix", "model", f"{found} is gated", fix)
+        fix = f"accept its terms on https://huggingface.co/{source}, then: hf auth login"
+        return Line("fix", "model", f"{source} is gated", fix)
     except RepositoryNotFoundError:
         fix = "check the spelling of model=; for a private one: hf auth login"
-        return Line("fix", "model", f"the hub has no model {found}", fix)
+        return Line("fix", "model", f"the hub has no model {source}", fix)
     except (HfHubHTTPError, OSError) as error:
-        return Line("note", "model", f"{found}: the hub did not say ({type(error).__name__})")
-    return Line("ok", "model", f"{found} is on the hub; it is downloaded at the first run")
+        return Line("note", "model", f"{source}: the hub did not say ({type(error).__name__})")
+    return Line("ok", "model", f"{source} is on the hub; it is downloaded at the first run")
 
 
 def data(config: Config, online: bool) -> Iterator[Line]:
@@ -295,8 +295,10 @@ def data(config: Config, online: bool) -> Iterator[Line]:
     task = build_task(config.task)
     sizes = f"{len(task.train)} train, {len(task.validation)} validation, {len(task.test)} test"
     yield Line("ok", "data", f"{task.name}: {sizes}")
-    found = find_rewards(config, task)
-    yield Line("ok", "rewards", ", ".join(f"{reward.name} x {reward.weight:g}" for reward in found))
+    rewards = find_rewards(config, task)
+    yield Line(
+        "ok", "rewards", ", ".join(f"{reward.name} x {reward.weight:g}" for reward in rewards)
+    )
 
 
 def training_step() -> Line:
@@ -331,10 +333,10 @@ def _requirements(extra: str | None) -> list[Any]:
     """Our own requirements of the given extra (None: those that are always needed)."""
     from packaging.requirements import Requirement
 
-    found = [Requirement(text) for text in metadata.requires("groupwise") or []]
+    required = [Requirement(text) for text in metadata.requires("groupwise") or []]
     if extra is None:
-        return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
-    return [r for r in found if r.marker is not None and r.marker.evaluate({"extra": extra})]
+        return [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return [r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra})]
 
 
 def _version(name: str) -> str | None:

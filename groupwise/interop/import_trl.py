@@ -56,33 +56,33 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     if path.suffix != ".json":
         return read_yaml(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must hold one object, not a {type(found).__name__}")
-    return found
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path} must hold one object, not a {type(fields).__name__}")
+    return fields
 
 
 def from_trl(fields: Mapping[str, Any]) -> Imported:
     """{"beta": 0.04, "num_generations": 8, ...} as a recipe."""
-    found = Imported()
+    imported = Imported()
     reader = _Reader(fields)
     for ours, theirs in DIRECT.items():
         value = reader.take(theirs)
         if value is not None or theirs in fields:
-            found.put(ours, _plain(theirs, value))
-    if found.tree["rollout"]["top_k"] is None:
-        found.put("rollout.top_k", 0)
+            imported.put(ours, _plain(theirs, value))
+    if imported.tree["rollout"]["top_k"] is None:
+        imported.put("rollout.top_k", 0)
     for part in (_batch, _objective, _optimizer, _reference, _rest, _model_and_data):
-        part(reader, found)
-    if found.tree["algorithm"]["entropy_weight"] == 0:
-        del found.tree["algorithm"]["entropy_weight"]
-    config = found.config  # refuses what cannot be, with the reason
-    found.defaults += _differing_defaults(fields, reader.used)
-    found.lost += _lost(fields, reader.used)
-    assert config.batch.group_size == found.tree["batch"]["group_size"]
-    return found
+        part(reader, imported)
+    if imported.tree["algorithm"]["entropy_weight"] == 0:
+        del imported.tree["algorithm"]["entropy_weight"]
+    config = imported.config  # refuses what cannot be, with the reason
+    imported.defaults += _differing_defaults(fields, reader.used)
+    imported.lost += _lost(fields, reader.used)
+    assert config.batch.group_size == imported.tree["batch"]["group_size"]
+    return imported
 
 
 class _Reader:
@@ -124,7 +124,7 @@ def _plain(name: str, value: Any) -> Any:
     return {True: "group", False: "none"}.get(value, value) if name == "scale_rewards" else value
 
 
-def _batch(reader: _Reader, found: Imported) -> None:
+def _batch(reader: _Reader, imported: Imported) -> None:
     """Answers and optimizer steps, as TRL counts them, in problems and rollouts."""
     at_once = reader.count("per_device_train_batch_size")
     accumulated = reader.count("gradient_accumulation_steps")
@@ -137,57 +137,57 @@ def _batch(reader: _Reader, found: Imported) -> None:
             "TRL refuses that too"
         )
     minibatches = max(answers // (at_once * accumulated), 1)
-    found.put("batch.prompts", answers // group)
-    found.put("batch.minibatches", minibatches)
-    found.notes.append(
+    imported.put("batch.prompts", answers // group)
+    imported.put("batch.minibatches", minibatches)
+    imported.notes.append(
         f"{answers} answers a rollout, for one device: with more devices multiply batch.prompts"
     )
     steps = reader.number("max_steps")
     updates = minibatches * reader.count("num_iterations")
     if steps > 0:
-        found.put("steps", math.ceil(steps / updates))
+        imported.put("steps", math.ceil(steps / updates))
     else:
         reader.used.discard("max_steps")
-        found.notes.append("max_steps is not set, so steps is ours: set it by hand")
+        imported.notes.append("max_steps is not set, so steps is ours: set it by hand")
     every = reader.take("save_steps")
     if isinstance(every, int) and every > 0 and reader.take("save_strategy", "steps") != "no":
-        found.put("checkpoint.every", max(every // updates, 1))
-    if found.tree.get("checkpoint", {}).get("keep", 0) is None:
-        del found.tree["checkpoint"]["keep"]
+        imported.put("checkpoint.every", max(every // updates, 1))
+    if imported.tree.get("checkpoint", {}).get("keep", 0) is None:
+        del imported.tree["checkpoint"]["keep"]
 
 
-def _objective(reader: _Reader, found: Imported) -> None:
+def _objective(reader: _Reader, imported: Imported) -> None:
     loss_type = reader.take("loss_type")
     known = {name: pair for pair, name in LOSS_TYPES.items()}
     if loss_type not in known:
         raise ConfigError(f"loss_type {loss_type!r} is unknown; there are: {', '.join(known)}")
     surrogate, aggregate = known[loss_type]
-    found.put("algorithm.preset", "grpo")
-    found.put("algorithm.surrogate.kind", surrogate)
-    found.put("algorithm.aggregate", aggregate)
+    imported.put("algorithm.preset", "grpo")
+    imported.put("algorithm.surrogate.kind", surrogate)
+    imported.put("algorithm.aggregate", aggregate)
     chosen = SURROGATES[surrogate]
     for ours, theirs in chosen.trl_fields.items():
         value = reader.take(theirs, chosen.model_fields[ours].default)
         if value is None and theirs == "epsilon_high":
             value = reader.take("epsilon")
-        found.put(f"algorithm.surrogate.{ours}", value)
+        imported.put(f"algorithm.surrogate.{ours}", value)
     if reader.take("use_bias_correction_kl") and reader.take("beta"):
-        found.put("algorithm.kl_unbiased", True)
+        imported.put("algorithm.kl_unbiased", True)
     scale = _plain("scale_rewards", reader.take("scale_rewards"))
     if reader.take("multi_objective_aggregation") == "normalize_then_sum":
-        found.put("algorithm.advantage.kind", "gdpo")
+        imported.put("algorithm.advantage.kind", "gdpo")
     else:
-        found.put("algorithm.advantage", {"kind": "group", "scale": scale})
+        imported.put("algorithm.advantage", {"kind": "group", "scale": scale})
     if reader.take("min_p"):
-        found.put("rollout.min_p", reader.take("min_p"))
+        imported.put("rollout.min_p", reader.take("min_p"))
     if reader.take("use_adaptive_entropy"):
-        found.put("algorithm.entropy_target", reader.take("entropy_target", 0.2))
-        found.put("algorithm.entropy_delta", reader.take("entropy_coef_delta", 0.005))
-        found.put("algorithm.entropy_weight_max", reader.take("entropy_coef_max", 1.0))
-    _mismatch(reader, found)
+        imported.put("algorithm.entropy_target", reader.take("entropy_target", 0.2))
+        imported.put("algorithm.entropy_delta", reader.take("entropy_coef_delta", 0.005))
+        imported.put("algorithm.entropy_weight_max", reader.take("entropy_coef_max", 1.0))
+    _mismatch(reader, imported)
 
 
-def _mismatch(reader: _Reader, found: Imported) -> None:
+def _mismatch(reader: _Reader, imported: Imported) -> None:
     """TRL corrects for the sampler only with vLLM, and then by default."""
     corrected = reader.take("vllm_importance_sampling_correction", bool(reader.take("use_vllm")))
     if not corrected or not ("vllm_importance_sampling_correction" in reader.fields
@@ -196,85 +196,85 @@ def _mismatch(reader: _Reader, found: Imported) -> None:
     level, _, mode = str(reader.take("vllm_importance_sampling_mode", "sequence_mask")).partition(
         "_"
     )
-    found.put("algorithm.mismatch", level)
-    found.put("algorithm.mismatch_mode", mode)
-    found.put("algorithm.mismatch_min", reader.take("vllm_importance_sampling_clip_min") or 0.0)
-    found.put("algorithm.mismatch_max", reader.take("vllm_importance_sampling_clip_max", 3.0))
+    imported.put("algorithm.mismatch", level)
+    imported.put("algorithm.mismatch_mode", mode)
+    imported.put("algorithm.mismatch_min", reader.take("vllm_importance_sampling_clip_min") or 0.0)
+    imported.put("algorithm.mismatch_max", reader.take("vllm_importance_sampling_clip_max", 3.0))
 
 
-def _optimizer(reader: _Reader, found: Imported) -> None:
+def _optimizer(reader: _Reader, imported: Imported) -> None:
     kinds = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
     name = reader.take("optim")
-    found.put("optimizer.kind", kinds.get(name, "adamw"))
+    imported.put("optimizer.kind", kinds.get(name, "adamw"))
     if name not in kinds and name != "adamw_torch_fused":
-        found.notes.append(f"optim={name}: adamw takes its place")
-    found.put("optimizer.betas", [reader.number("adam_beta1"), reader.number("adam_beta2")])
+        imported.notes.append(f"optim={name}: adamw takes its place")
+    imported.put("optimizer.betas", [reader.number("adam_beta1"), reader.number("adam_beta2")])
     schedule = reader.take("lr_scheduler_type")
-    found.put("optimizer.schedule", SCHEDULES.get(schedule, "constant"))
+    imported.put("optimizer.schedule", SCHEDULES.get(schedule, "constant"))
     if schedule not in SCHEDULES:
-        found.notes.append(f"lr_scheduler_type={schedule}: constant takes its place")
+        imported.notes.append(f"lr_scheduler_type={schedule}: constant takes its place")
     warmup = reader.number("warmup_ratio" if reader.take("warmup_ratio") else "warmup_steps")
-    batch = found.tree["batch"]
+    batch = imported.tree["batch"]
     updates = batch["minibatches"] * batch["epochs"]
-    found.put("optimizer.warmup", warmup / updates if warmup >= 1 else warmup)
-    if found.tree["optimizer"]["clip_norm"] == 0:
-        found.put("optimizer.clip_norm", 1e9)
-        found.notes.append("max_grad_norm=0 clips nothing: clip_norm is 1e9")
+    imported.put("optimizer.warmup", warmup / updates if warmup >= 1 else warmup)
+    if imported.tree["optimizer"]["clip_norm"] == 0:
+        imported.put("optimizer.clip_norm", 1e9)
+        imported.notes.append("max_grad_norm=0 clips nothing: clip_norm is 1e9")
 
 
-def _reference(reader: _Reader, found: Imported) -> None:
+def _reference(reader: _Reader, imported: Imported) -> None:
     if not reader.take("sync_ref_model"):
         return
     alpha = reader.take("ref_model_mixup_alpha", 0.6)
-    batch = found.tree["batch"]
+    batch = imported.tree["batch"]
     every = reader.take("ref_model_sync_steps", 512)
-    found.put("reference.kind", "copied" if alpha == 1 else "mixed")
-    found.put("reference.every", max(every // (batch["minibatches"] * batch["epochs"]), 1))
+    imported.put("reference.kind", "copied" if alpha == 1 else "mixed")
+    imported.put("reference.every", max(every // (batch["minibatches"] * batch["epochs"]), 1))
     if alpha != 1:
-        found.put("reference.alpha", alpha)
+        imported.put("reference.alpha", alpha)
 
 
-def _rest(reader: _Reader, found: Imported) -> None:
-    found.put("gradient_checkpointing", bool(reader.take("gradient_checkpointing")))
+def _rest(reader: _Reader, imported: Imported) -> None:
+    imported.put("gradient_checkpointing", bool(reader.take("gradient_checkpointing")))
     if reader.take("bf16"):
-        found.put("precision", "bf16")
+        imported.put("precision", "bf16")
     elif reader.take("fp16"):
-        found.put("precision", "fp16")
+        imported.put("precision", "fp16")
     elif "bf16" in reader.fields and "fp16" in reader.fields:
-        found.put("precision", "fp32")
+        imported.put("precision", "fp32")
     report = reader.take("report_to")
     if report is not None:
         names = [report] if isinstance(report, str) else list(report)
         for name in ("tensorboard", "trackio", "wandb"):
-            found.put(f"tracking.{name}", name in names or "all" in names)
+            imported.put(f"tracking.{name}", name in names or "all" in names)
     if reader.take("max_prompt_length"):
-        found.put("rollout.max_prompt_tokens", reader.take("max_prompt_length"))
+        imported.put("rollout.max_prompt_tokens", reader.take("max_prompt_length"))
     stops = (reader.take("generation_kwargs") or {}).get("stop_strings", [])
     if stops:
-        found.put("rollout.stop", [stops] if isinstance(stops, str) else list(stops))
+        imported.put("rollout.stop", [stops] if isinstance(stops, str) else list(stops))
 
 
-def _model_and_data(reader: _Reader, found: Imported) -> None:
+def _model_and_data(reader: _Reader, imported: Imported) -> None:
     model = reader.take("model_name_or_path")
     if model:
-        found.put("model", model)
+        imported.put("model", model)
     dataset = reader.take("dataset_name")
     if dataset:
-        found.put("task", {"kind": "hub", "path": dataset})
+        imported.put("task", {"kind": "hub", "path": dataset})
         if reader.take("dataset_config"):
-            found.put("task.name", reader.take("dataset_config"))
+            imported.put("task.name", reader.take("dataset_config"))
         if reader.take("dataset_train_split"):
-            found.put("task.train_split", reader.take("dataset_train_split"))
+            imported.put("task.train_split", reader.take("dataset_train_split"))
     rewards = reader.take("reward_funcs")
     if rewards:
         weights = reader.take("reward_weights") or [1.0] * len(rewards)
         names = [_reward_name(str(name)) for name in rewards]
-        found.put(
+        imported.put(
             "rewards",
             [{"name": n, "weight": w} for n, w in zip(names, weights, strict=True)],
         )
     else:
-        found.notes.append("rewards are the task's own (correct, format): set rewards= to yours")
+        imported.notes.append("rewards are the task's own (correct, format): set rewards= to yours")
     if reader.take("use_peft") or reader.take("lora_r"):
         options: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
             "rank": ("lora_r", 16, int),
@@ -283,13 +283,13 @@ def _model_and_data(reader: _Reader, found: Imported) -> None:
             "rslora": ("use_rslora", False, bool),
             "dora": ("use_dora", False, bool),
         }
-        found.put("adapter.kind", "lora")
+        imported.put("adapter.kind", "lora")
         for ours, (theirs, default, kind) in options.items():
-            found.put(f"adapter.{ours}", kind(reader.take(theirs, default)))
+            imported.put(f"adapter.{ours}", kind(reader.take(theirs, default)))
         targets = reader.take("lora_target_modules") or "all-linear"
-        found.put("adapter.targets", targets)
+        imported.put("adapter.targets", targets)
     if reader.take("load_in_4bit") or reader.take("load_in_8bit"):
-        found.put("quantization", "nf4" if reader.take("load_in_4bit") else "int8")
+        imported.put("quantization", "nf4" if reader.take("load_in_4bit") else "int8")
 
 
 def _reward_name(name: str) -> str:
@@ -313,10 +313,10 @@ def _differing_defaults(fields: Mapping[str, Any], used: set[str]) -> Iterator[s
 
 
 def _value(config: Config, path: str) -> Any:
-    found: Any = config
+    value: Any = config
     for part in path.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def _lost(fields: Mapping[str, Any], used: set[str]) -> Iterator[str]:
@@ -336,10 +336,10 @@ def _brief(value: Any) -> str:
     return value[:100] if isinstance(value, str) else shown.repr(value)
 
 
-def recipe_text(found: Imported, source: str) -> str:
+def recipe_text(imported: Imported, source: str) -> str:
     """The recipe, with everything that was said about it at its top."""
     lines = [f"Made by `groupwise import` from {source}"]
-    lines += [f"no counterpart: {line}" for line in found.lost]
-    lines += [f"default: {line}" for line in found.defaults] + found.notes
+    lines += [f"no counterpart: {line}" for line in imported.lost]
+    lines += [f"default: {line}" for line in imported.defaults] + imported.notes
     head = "".join(f"# {' '.join(line.split())}\n" for line in lines)
-    return head + "\n" + yaml.safe_dump(found.tree, sort_keys=False, allow_unicode=True)
+    return head + "\n" + yaml.safe_dump(imported.tree, sort_keys=False, allow_unicode=True)
