@@ -62,7 +62,7 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 test-slow: $(VENV)/.dev browser
-	$(BIN)/pytest -m "slow and not gpu"
+	$(BIN)/pytest -n 2 -m "slow and not gpu"
 
 # What needs several processes for minutes: vLLM and Ray for real, ZeRO, launchers, kill -9. A CI step of its own
 # (.ci/cluster), beside the one of every change (.ci/run).

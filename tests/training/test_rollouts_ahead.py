@@ -229,10 +229,10 @@ MOMENTS = [
     ("groupwise.training.update:policy_loss", 5),
     ("groupwise.training.collect:sample_groups", 7),
     ("groupwise.training.checkpoint:save_file", 2),
-    ("groupwise.training.loop:score_groups", 5),
-    ("groupwise.training.loop:annotate", 5),
+    ("groupwise.training.collect:score_groups", 5),
+    ("groupwise.training.step:annotate", 5),
     ("groupwise.tracking.run:RunFolder.log_metrics", 7),
-    ("groupwise.training.checkpoint:_sync_folder", 9),
+    ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.api:model_card", 1),
 ]
 
