@@ -5,8 +5,9 @@
         for micro in minibatch.microbatches(...):    what goes through the model at once
 
 All three are a `Batch`: one line per answer, padded to the longest. A micro-batch also has `rows`,
-which are what the model reads (packing.py). Log-probs stay tensors from the pass that gave them to
-the loss that uses them; `stored_groups` makes Python numbers of them, for rollout files.
+which are what the model reads (packing.py). A batch is in CPU memory and a micro-batch is moved to
+the device when its turn comes; log-probs stay on the device that computed them until the loss uses
+them; `stored_groups` makes Python numbers of them, for rollout files.
 """
 
 import itertools
@@ -131,9 +132,9 @@ class Batch:
 
     def counted(self) -> "Batch":
         """With the denominator of an optimizer step that learns from all of this."""
-        keep_BT = self.keep_BT
-        kept = None if keep_BT is None else int((self.mask_BT & keep_BT).sum())
-        tokens, limit = int(self.mask_BT.sum()), self.denominator.max_tokens
+        mask_BT, keep_BT = self.mask_BT, self.keep_BT
+        kept = None if keep_BT is None else int((mask_BT & keep_BT.to(mask_BT.device)).sum())
+        tokens, limit = int(mask_BT.sum()), self.denominator.max_tokens
         return replace(self, denominator=Denominator(len(self.members), tokens, limit, kept))
 
     def stored_groups(self) -> list[Group]:
@@ -159,8 +160,9 @@ class Batch:
         return [line[:length] for line, length in zip(values_BT.tolist(), lengths, strict=True)]
 
     def _cut(self, lines: Sequence[int], width: int) -> "Batch":
-        index = torch.tensor(lines, dtype=torch.long, device=self.mask_BT.device)
-        cut = {n: t[index, :width] for n, t in _tensors(self).items() if n.endswith("_BT")}
+        index = torch.tensor(lines, dtype=torch.long)
+        tensors = {name: t for name, t in _tensors(self).items() if name.endswith("_BT")}
+        cut = {name: t[index.to(t.device), :width] for name, t in tensors.items()}
         return replace(self, **cut, lines=index)
 
 

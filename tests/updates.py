@@ -50,7 +50,7 @@ def annotate(
     """The groups as they would be stored after `annotate`."""
     fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, world)
     state = state_of(policy, plain_stepper(world), reference, fitted)
-    batch = rollout_batch(groups, config).to(policy.device)
+    batch = rollout_batch(groups, config)
     return package.annotate(batch, state, config).stored_groups()
 
 
@@ -68,7 +68,7 @@ def update(
     fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, optimizer.world)
     state = state_of(policy, optimizer, None, fitted)
     state.step = progress
-    batch = rollout_batch(groups, config).to(policy.device)
+    batch = rollout_batch(groups, config)
     return package.update(batch, state, config, entropy_weight, observe)
 
 
@@ -81,7 +81,7 @@ def accumulate(
     optimizer: Any = None,
 ) -> Metrics | None:
     """The gradient of one optimizer step on these groups."""
-    batch = rollout_batch(groups, config).to(policy.device)
+    batch = rollout_batch(groups, config)
     return package.accumulate(batch, state_of(policy, optimizer), config, entropy_weight)
 
 

@@ -56,7 +56,7 @@ def _kl_penalties(batch: Batch, objective: Objective) -> Tensor | float:
     assert batch.old_logprobs_BT is not None and batch.ref_logprobs_BT is not None
     estimator = KL_ESTIMATORS[objective.kl_estimator]
     kl_BT = estimator(batch.old_logprobs_BT.double(), batch.ref_logprobs_BT.double())
-    kl_B = kl_BT.masked_fill(~batch.sampled_BT, 0.0).sum(1)
+    kl_B = kl_BT.masked_fill(~batch.sampled_BT.to(kl_BT.device), 0.0).sum(1)
     penalties = iter((objective.kl_weight * kl_B).tolist())
     rows = [[next(penalties) for _ in group.completions] for group in batch.groups]
     return _padded(rows).nan_to_num(nan=0.0)

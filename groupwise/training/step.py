@@ -49,8 +49,7 @@ def grpo_step(
 
     # Old and reference log-probs: what must be known before the first update, where it is needed.
     with phase("logprobs"):
-        batch = rollout_batch(rollout.groups, config).to(state.learner.device)
-        batch = annotate(batch, state, config)
+        batch = annotate(rollout_batch(rollout.groups, config), state, config)
 
     # How much better is each answer than the others of its group?
     batch = assign_advantages(batch, config.algorithm, parts.reward_weights)

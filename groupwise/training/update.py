@@ -71,7 +71,8 @@ def annotate(batch: Batch, state: TrainState, config: Config) -> Batch:
     def computed(work: Callable[[int], Sequence[Tensor]]) -> list[Tensor]:
         """(B, T) tensors of the whole batch, from what each rank computes for its share."""
         own_tensors = state.budget.fit(work, lambda: None, batch.longest_row)
-        return [_from_all_ranks(own_BT, own, batch, world) for own_BT in own_tensors]
+        on_device = [own_BT.to(policy.device) for own_BT in own_tensors]
+        return [_from_all_ranks(own_BT, own, batch, world) for own_BT in on_device]
 
     off_policy = config.batch.minibatches * config.batch.epochs > 1
     if off_policy or objective.kl_in_reward or objective.top_entropy < 1:
@@ -201,8 +202,8 @@ def _own_share(groups: Sequence[Group], world: World) -> list[int]:
 
 def _from_all_ranks(own_BT: Tensor, own: Batch, batch: Batch, world: World) -> Tensor:
     assert own.lines is not None
-    whole_BT = torch.zeros(batch.mask_BT.shape, device=batch.mask_BT.device)
-    whole_BT[own.lines] = own_BT.to(whole_BT)
+    whole_BT = torch.zeros(batch.mask_BT.shape, device=own_BT.device)
+    whole_BT[own.lines.to(own_BT.device)] = own_BT.to(whole_BT.dtype)
     world.all_reduce([whole_BT])
     return whole_BT
 
@@ -214,7 +215,7 @@ def _with_threshold(batch: Batch, objective: Objective) -> Batch:
     """
     if objective.top_entropy == 1 or batch.old_entropies_BT is None:
         return batch
-    entropies_K = batch.old_entropies_BT[batch.mask_BT]
+    entropies_K = batch.old_entropies_BT[batch.mask_BT.to(batch.old_entropies_BT.device)]
     return replace(
         batch, entropy_threshold=entropy_threshold(entropies_K, objective.top_entropy).item()
     )
