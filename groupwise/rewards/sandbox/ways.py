@@ -48,7 +48,7 @@ for name, act in {
 }.items():
     try:
         act()
-        print("a program could", name)
+        print("a program could", name, flush=True)
     except OSError:
         pass
 thread = threading.Thread(target=lambda: print(math.comb(10, 5)))
