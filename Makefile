@@ -1,4 +1,5 @@
 # make demo    watch the embedded model learn (two CPU cores, a minute of training)
+# make demo-tools  the same with conversations: guess a number, call a calculator (minutes on one core)
 # make test    set up, lint, type-check, build the docs, run every fast test
 # make bench   groupwise and TRL side by side on this CPU (ten minutes or so)
 PYTHON ?= python3
@@ -7,9 +8,12 @@ BIN := $(VENV)/bin
 # torch first and exact: a looser request pulls gigabytes of CUDA packages onto machines without a GPU.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM_VENV := .venv-vllm
+OPENENV_VENV := .venv-openenv
 VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VLLM_VENV)/constraints.txt
 
-.PHONY: setup demo test browser vllm test-slow test-cluster bench lint types docs clean
+VERIFIERS_VENV := .venv-verifiers
+
+.PHONY: setup demo demo-tools test browser vllm openenv verifiers test-slow test-cluster lock sbom audit bench lint types docs clean
 
 setup: $(VENV)/.core
 
@@ -26,6 +30,11 @@ $(VENV)/.dev: $(VENV)/.core
 demo: setup
 	rm -rf runs/demo
 	$(BIN)/groupwise train --out runs/demo
+
+demo-tools: setup
+	rm -rf runs/guess_number runs/calculator
+	$(BIN)/groupwise train guess_number --out runs/guess_number
+	$(BIN)/groupwise train calculator --out runs/calculator
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -61,17 +70,61 @@ $(VLLM_VENV)/.ready: pyproject.toml constraints.txt
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# The package that OpenEnv servers are made with, in an environment of its own: it wants an older MCP SDK.
+openenv: $(OPENENV_VENV)/.ready
+
+$(OPENENV_VENV)/.ready: Makefile
+	test -x $(OPENENV_VENV)/bin/python || $(PYTHON) -m venv $(OPENENV_VENV)
+	$(OPENENV_VENV)/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0
+	touch $@
+
+# verifiers, in environments of its own: it wants other versions, and some fifty packages. Its environments
+# run there, in processes that a run starts. Harnesses of 0.4 start their programs with uv.
+verifiers: $(VERIFIERS_VENV)/.ready $(VERIFIERS_VENV)-v1/.ready
+
+$(VERIFIERS_VENV)-v1/.ready:
+	test -x $(VERIFIERS_VENV)-v1/bin/python || $(PYTHON) -m venv $(VERIFIERS_VENV)-v1
+	$(VERIFIERS_VENV)-v1/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(VERIFIERS_VENV)-v1/bin/uv pip install --quiet --python $(VERIFIERS_VENV)-v1/bin/python \
+		verifiers==0.4.0 datasets
+	touch $@
+
+$(VERIFIERS_VENV)/.ready: constraints.txt
+	test -x $(VERIFIERS_VENV)/bin/python || $(PYTHON) -m venv $(VERIFIERS_VENV)
+	grep -v '^mcp' constraints.txt > $(VERIFIERS_VENV)/constraints.txt
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c $(VERIFIERS_VENV)/constraints.txt verifiers==0.3.1
+	touch $@
+
 test-slow: $(VENV)/.dev browser
 	$(BIN)/pytest -n 2 -m "slow and not gpu"
 
 # What needs several processes for minutes: vLLM and Ray for real, ZeRO, launchers, kill -9. A CI step of its own
 # (.ci/cluster), beside the one of every change (.ci/run).
-test-cluster: $(VENV)/.dev vllm
+test-cluster: $(VENV)/.dev vllm openenv verifiers
 	$(BIN)/pytest -m "cluster and not gpu"
+
+# Supply chain: hashes of what the core installs, a list of it (SBOM), known holes in it. The tools are not part of
+# the development environment; `audit` asks the vulnerability databases, so it needs the network.
+$(VENV)-release/.ready:
+	test -x $(VENV)-release/bin/python || $(PYTHON) -m venv $(VENV)-release
+	$(VENV)-release/bin/pip install --quiet --disable-pip-version-check uv pip-audit cyclonedx-bom build
+	touch $@
+
+lock: $(VENV)-release/.ready
+	$(VENV)-release/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-emit-index-url \
+		--no-header -c constraints.txt pyproject.toml -o requirements.lock
+
+sbom: setup $(VENV)-release/.ready
+	mkdir -p dist
+	$(VENV)-release/bin/cyclonedx-py environment $(BIN)/python --output-file dist/sbom.json
+
+audit: $(VENV)-release/.ready
+	$(VENV)-release/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py --device cpu --model smollm2 --prompts 4 --group 8 \
 		--prompt-tokens 100 --completion-tokens 64
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) runs site
+	rm -rf $(VENV) $(VENV)-release $(VLLM_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS_VENV)-v1 runs site dist

@@ -25,7 +25,8 @@ import torch
 
 from groupwise.config import Config
 from groupwise.interop.fields import trl_fields
-from groupwise.interop.trl import trl_script, write_dataset
+from groupwise.interop.script import write_export
+from groupwise.interop.trl import trl_script
 from groupwise.load import Parts, load_parts
 from groupwise.recipe import load_recipe
 from groupwise.tracking.base import Trackers
@@ -115,8 +116,7 @@ def train_trl(config: Config, log: Log, batch: int) -> None:
     }
     with tempfile.TemporaryDirectory() as folder, load_parts(config) as parts:
         script = pathlib.Path(folder) / "trl_side.py"
-        dataset = write_dataset(config, script.with_suffix(".jsonl"))
-        script.write_text(trl_script(config, values, fields.lost, dataset.name))
+        write_export(config, script, trl_script(config, values, fields.lost, "trl_side.jsonl"))
         trainer = _module(script).trainer()
         trainer.add_callback(_callback(log, parts, trainer))
         trainer.train()

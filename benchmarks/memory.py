@@ -126,7 +126,7 @@ def compared(name: str, case: Case, plan: Plan, found: Mapping[str, Any]) -> dic
         "planned": {
             "sampling_gib": sum(plan.memory.sampling.values()) / GIB,
             "update_gib": sum(plan.memory.update.values()) / GIB,
-            "peak_gib": plan.tensors_gib,
+            "peak_gib": plan.memory.tensors / GIB,
             "with_context_gib": plan.peak_gib,
             "parts_gib": {
                 phase: {part: size / GIB for part, size in parts.items()}
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         case = CASES[name]
         config = config_of(case, chosen.device)
         plan = plan_of(case, config, gpu)
-        print(f"{name}: planned {plan.tensors_gib:.2f} GiB, {plan.step:.2f} s", flush=True)
+        print(f"{name}: planned {plan.memory.tensors / GIB:.2f} GiB, {plan.step:.2f} s", flush=True)
         lines.append(compared(name, case, plan, measure(case, chosen.device, chosen.timeout)))
         found = lines[-1]["measured"]
         print(found.get("failure") or json.dumps(found), flush=True)

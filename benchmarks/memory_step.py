@@ -13,11 +13,11 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from groupwise.check.plan import Shape, shape_of
@@ -38,7 +38,7 @@ from groupwise.training.loop import run_loop
 from groupwise.training.optim import Optimizer
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
-from groupwise.types import Completion, Problem, Sampling
+from groupwise.types import Completion, Problem, Request, Sampling
 from sidebyside.models import NEVER, _numbered_tokenizer
 from sidebyside.record import forget_peak, held_bytes, peak_bytes, synchronize
 from sidebyside.reward import letters
@@ -139,20 +139,28 @@ class Watched:
 
     def __init__(self, inner: Engine, device: str) -> None:
         self.inner, self.device = inner, device
+        self.running = 0
         self.peaks: list[int] = []
         self.lengths: set[int] = set()
 
-    def generate(self, requests: Any, sampling: Sampling) -> list[tuple[Completion, ...]]:
-        forget_peak(self.device)
-        answers = self.inner.generate(requests, sampling)
-        synchronize(self.device)
-        self.peaks.append(peak_bytes(self.device))
-        self.lengths |= {len(answer.tokens) for group in answers for answer in group}
-        forget_peak(self.device)
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        if not self.running:
+            forget_peak(self.device)
+        self.running += 1
+        answers = await self.inner.sample(request, sampling)
+        self.running -= 1
+        if not self.running:
+            synchronize(self.device)
+            self.peaks.append(peak_bytes(self.device))
+            forget_peak(self.device)
+        self.lengths |= {len(answer.tokens) for answer in answers}
         return answers
 
-    def sync(self, version: int) -> None:
-        self.inner.sync(version)
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.inner.load_weights(version, weights)
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class StepLog:

@@ -1,9 +1,8 @@
 """groupwise: GRPO post-training for language models, from a laptop to a cluster.
 
     import groupwise
-    config = groupwise.load_recipe("demo", ["steps=20"])
-    result = groupwise.train(config)
-    result.model
+    result = groupwise.train("demo", steps=20)
+    result.model, result.tokenizer, result.history
 
 The steps of the loop can be called alone too: see `groupwise.training.loop`.
 """
@@ -13,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groupwise.config import Config
-    from groupwise.extensions import engine, optimizer, reward, task, tracker
+    from groupwise.extensions import engine, environment, optimizer, reward, task, tool, tracker
     from groupwise.recipe import load_recipe
+    from groupwise.report.compare import compare_runs
     from groupwise.rewards.base import Reward
     from groupwise.tasks.base import Task
-    from groupwise.training.api import Result, train
+    from groupwise.tasks.rows import data_task
+    from groupwise.training.api import train
+    from groupwise.training.callbacks import Callback, Event
+    from groupwise.training.result import Result
     from groupwise.types import Completion, Group, Problem
 
 __version__ = "0.1.0"
@@ -25,14 +28,20 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "groupwise.config",
     "load_recipe": "groupwise.recipe",
+    "compare_runs": "groupwise.report.compare",
     "reward": "groupwise.extensions",
     "engine": "groupwise.extensions",
+    "environment": "groupwise.extensions",
     "optimizer": "groupwise.extensions",
     "task": "groupwise.extensions",
+    "tool": "groupwise.extensions",
     "tracker": "groupwise.extensions",
     "Reward": "groupwise.rewards.base",
     "Task": "groupwise.tasks.base",
-    "Result": "groupwise.training.api",
+    "data_task": "groupwise.tasks.rows",
+    "Callback": "groupwise.training.callbacks",
+    "Event": "groupwise.training.callbacks",
+    "Result": "groupwise.training.result",
     "train": "groupwise.training.api",
     "Completion": "groupwise.types",
     "Group": "groupwise.types",
@@ -40,18 +49,24 @@ _HOME = {
 }
 
 __all__ = [
+    "Callback",
     "Completion",
     "Config",
+    "Event",
     "Group",
     "Problem",
     "Result",
     "Reward",
     "Task",
+    "compare_runs",
+    "data_task",
     "engine",
+    "environment",
     "load_recipe",
     "optimizer",
     "reward",
     "task",
+    "tool",
     "tracker",
     "train",
 ]

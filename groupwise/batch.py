@@ -2,27 +2,37 @@
 
     batch = make_batch(groups)                   every answer of a rollout
     for minibatch in batch.minibatches(4):       what one optimizer step learns from
-        for micro in minibatch.microbatches(...):    what goes through the model at once
+        for micro in microbatches(minibatch, ...):   what goes through the model at once
 
-All three are a `Batch`: one line per answer, padded to the longest. A micro-batch also has `rows`,
-which are what the model reads (packing.py). A batch is in CPU memory and a micro-batch is moved to
-the device when its turn comes; log-probs stay on the device that computed them until the loss uses
-them; `stored_groups` makes Python numbers of them, for rollout files.
+All three are a `Batch`: one line per answer, padded to the longest. How a micro-batch is packed for
+the model is the policy's business (policy/packing.py). A batch is in CPU memory and a micro-batch
+is moved to the device when its turn comes; log-probs stay on the device that computed them until
+the loss uses them; `stored_groups` makes Python numbers of them, for rollout files.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from groupwise.packing import Rows, pack, plan_microbatches
-from groupwise.types import Completion, Group, Problem
+from groupwise.types import Completion, Group
 
-Member = tuple[int, int]
-"""(group, answer)"""
+STORED = ("old_logprobs", "old_entropies", "ref_logprobs")
+"""What a batch knows of its answers' tokens and rollout files keep."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A dataclass whose tensors move together."""
+
+    def to(self, device: torch.device, non_blocking: bool = True) -> Self:
+        items: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        tensors = {name: x for name, x in items.items() if isinstance(x, Tensor | OnDevice)}
+        moved = {name: x.to(device, non_blocking=non_blocking) for name, x in tensors.items()}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Denominator:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(OnDevice):
     """B answers of up to T tokens. What is stored in the padding never matters.
 
     Log-probs are of the token that was sampled, under logits / temperature.
@@ -65,16 +75,20 @@ class Batch:
     """Under the reference, for KL."""
     old_entropies_BT: Tensor | None = None
     """Of the policy's whole distribution at each token, before the rollout's first update."""
+    share_BT: Tensor | None = None
+    """(B, 1), where episodes were split: which part of its episode's tokens a line has."""
     entropy_threshold: float | None = None
     """`top_entropy` lets tokens of at least this entropy carry policy loss. None: all."""
     groups: tuple[Group, ...] = ()
     """What it was made of."""
-    members: tuple[Member, ...] = ()
+    members: tuple[tuple[int, int], ...] = ()
     """(group, answer) of each line, as indices into `groups`. Empty: a blank batch."""
-    lines: Tensor | None = None
-    """Where each line is in the batch that this one was cut from."""
-    rows: Rows | None = None
-    """What the model reads. Micro-batches have it."""
+    lines: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    """Where each line is in the batch that this one was cut from. Empty: it was cut from none."""
+    places: tuple[int, ...] = ()
+    """Of several ranks: where among all groups of the step each of `groups` stands."""
+    total: int = 0
+    """Groups of the step, where there are `places`."""
 
     @property
     def keep_BT(self) -> Tensor | None:
@@ -84,27 +98,26 @@ class Batch:
         return self.old_entropies_BT >= self.entropy_threshold
 
     @property
+    def completions(self) -> list[Completion]:
+        """The answer of each line."""
+        return [self.groups[group].completions[answer] for group, answer in self.members]
+
+    @property
     def sampled_BT(self) -> Tensor:
         """bool: tokens that the policy sampled, whether they count or not."""
-        drawn = [self.groups[group].completions[answer] for group, answer in self.members]
-        return _sampled(drawn).to(self.mask_BT.device)
+        return _sampled(self.completions).to(self.mask_BT.device)
 
     @property
     def longest_row(self) -> int:
         """The longest prompt with one answer: the least that can go through the model at once."""
         return max(
-            len(group.prompt_tokens) + max((len(c.tokens) for c in group.completions), default=0)
-            for group in self.groups
+            (
+                len(group.prompt_tokens)
+                + max((len(c.tokens) for c in group.completions), default=0)
+                for group in self.groups
+            ),
+            default=1,
         )
-
-    def to(self, device: torch.device) -> "Batch":
-        moved: dict[str, Any] = {
-            name: t.to(device, non_blocking=True) for name, t in _tensors(self).items()
-        }
-        if self.rows is not None:
-            rows = {k: t.to(device, non_blocking=True) for k, t in _tensors(self.rows).items()}
-            moved["rows"] = replace(self.rows, **rows)
-        return replace(self, **moved)
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """These groups alone. They count as what they are of the whole: same denominator."""
@@ -112,58 +125,57 @@ class Batch:
         lines = [line for line, (group, _) in enumerate(self.members) if group in chosen]
         members = tuple((chosen[self.members[n][0]], self.members[n][1]) for n in lines)
         own = tuple(self.groups[group] for group in groups)
-        return replace(self._cut(lines, self.mask_BT.shape[1]), groups=own, members=members)
+        return replace(self.cut(lines, self.mask_BT.shape[1]), groups=own, members=members)
 
     def minibatches(self, count: int) -> "Iterator[Batch]":
         """`count` runs of neighbouring groups, one for each optimizer step, as even as can be."""
-        bounds = [round(i * len(self.groups) / count) for i in range(count + 1)]
+        places = self.places if self.total else range(len(self.groups))
+        total = self.total or len(self.groups)
+        bounds = [round(i * total / count) for i in range(count + 1)]
         for first, last in itertools.pairwise(bounds):
-            yield self.select(range(first, last)).counted()
+            yield self.select([n for n, p in enumerate(places) if first <= p < last]).counted()
 
-    def microbatches(self, layout: str, budget: int, pad_id: int = 0) -> "Iterator[Batch]":
-        """What goes through the model at once: at most `budget` tokens."""
-        line_of = {member: line for line, member in enumerate(self.members)}
-        for pieces in plan_microbatches(self.groups, layout, budget):
-            members = tuple((group, answer) for group, answers in pieces for answer in answers)
-            width = max(1, *(len(self.groups[g].completions[a].tokens) for g, a in members))
-            micro = self._cut([line_of[member] for member in members], width)
-            rows = pack(self.groups, pieces, layout, pad_id, width)
-            yield replace(micro, members=members, rows=rows)
+    def cut(self, lines: Sequence[int], width: int) -> "Batch":
+        """These lines alone, up to `width` tokens of each."""
+        index = torch.tensor(lines, dtype=torch.long)
+        tensors = {item.name: getattr(self, item.name) for item in fields(self)}
+        cut = {
+            name: tensor[index.to(tensor.device), :width]
+            for name, tensor in tensors.items()
+            if name.endswith("_BT") and tensor is not None
+        }
+        return replace(self, **cut, lines=index)
+
+    def put(self, values_BT: Tensor, whole_BT: Tensor) -> Tensor:
+        """Write values of this batch's tokens into those of the batch that it was cut from."""
+        lines, width = self.lines.to(whole_BT.device), values_BT.shape[1]
+        whole_BT[lines, :width] = values_BT.to(whole_BT)
+        return whole_BT
 
     def counted(self) -> "Batch":
         """With the denominator of an optimizer step that learns from all of this."""
         mask_BT, keep_BT = self.mask_BT, self.keep_BT
         kept = None if keep_BT is None else int((mask_BT & keep_BT.to(mask_BT.device)).sum())
         tokens, limit = int(mask_BT.sum()), self.denominator.max_tokens
-        return replace(self, denominator=Denominator(len(self.members), tokens, limit, kept))
+        # An episode that was split into several lines is one answer.
+        answers = sum(self.groups[g].completions[a].segment == 0 for g, a in self.members)
+        return replace(self, denominator=Denominator(answers, tokens, limit, kept))
 
     def stored_groups(self) -> list[Group]:
         """The groups with every log-prob that this batch has, as Python numbers."""
-        names = ("old_logprobs", "old_entropies", "ref_logprobs")
-        tensors = {name: getattr(self, f"{name}_BT") for name in names}
+        tensors = {name: getattr(self, f"{name}_BT") for name in STORED}
         columns = {name: self.unpadded(t) for name, t in tensors.items() if t is not None}
         answers: list[list[Completion]] = [[] for _ in self.groups]
-        for line, (group, answer) in enumerate(self.members):
-            completion = self.groups[group].completions[answer]
+        for line, completion in enumerate(self.completions):
             own = {name: tuple(lines[line]) for name, lines in columns.items()}
-            answers[group].append(replace(completion, **own))
-        return [
-            replace(group, completions=tuple(completions))
-            for group, completions in zip(self.groups, answers, strict=True)
-        ]
+            answers[self.members[line][0]].append(replace(completion, **own))
+        pairs = zip(self.groups, answers, strict=True)
+        return [replace(group, completions=tuple(own)) for group, own in pairs]
 
     def unpadded(self, values_BT: Tensor) -> list[list[float]]:
         """The values of each answer's tokens, as Python numbers."""
-        lengths = [
-            len(self.groups[group].completions[answer].tokens) for group, answer in self.members
-        ]
-        return [line[:length] for line, length in zip(values_BT.tolist(), lengths, strict=True)]
-
-    def _cut(self, lines: Sequence[int], width: int) -> "Batch":
-        index = torch.tensor(lines, dtype=torch.long)
-        tensors = {name: t for name, t in _tensors(self).items() if name.endswith("_BT")}
-        cut = {name: t[index.to(t.device), :width] for name, t in tensors.items()}
-        return replace(self, **cut, lines=index)
+        pairs = zip(values_BT.tolist(), self.completions, strict=True)
+        return [line[: len(completion.tokens)] for line, completion in pairs]
 
 
 def make_batch(
@@ -174,38 +186,32 @@ def make_batch(
     With `mask_truncated`, answers that were cut off by the length limit `max_tokens` carry no loss.
     """
     completions = [completion for group in groups for completion in group.completions]
-    sampled_BT = _sampled(completions)
     counts_B = [not (mask_truncated and completion.truncated) for completion in completions]
+    mask_BT = _sampled(completions) & torch.tensor(counts_B, dtype=torch.bool)[:, None]
     batch = Batch(
-        mask_BT=sampled_BT & torch.tensor(counts_B, dtype=torch.bool)[:, None],
-        advantages_BT=_advantages(groups),
+        mask_BT=mask_BT,
+        share_BT=_shares(completions, mask_BT),
+        advantages_BT=token_advantages(groups),
         denominator=Denominator(0, 0, max_tokens),
-        sampler_logprobs_BT=_known([completion.logprobs for completion in completions]),
-        old_logprobs_BT=_known([completion.old_logprobs for completion in completions]),
-        ref_logprobs_BT=_known([completion.ref_logprobs for completion in completions]),
-        old_entropies_BT=_known([completion.old_entropies for completion in completions]),
+        sampler_logprobs_BT=_padded([completion.logprobs for completion in completions]),
         groups=tuple(groups),
         members=tuple((n, a) for n, g in enumerate(groups) for a in range(len(g.completions))),
     )
+    for name in STORED:
+        lines = [getattr(completion, name) for completion in completions]
+        if lines and None not in lines:
+            batch = replace(batch, **{f"{name}_BT": _padded(lines)})
     return batch.counted()
 
 
-def with_advantages(batch: Batch, groups: Sequence[Group]) -> Batch:
-    """The batch with the advantages of `groups`, which are its own with advantages filled in."""
-    advantages_BT = _advantages(groups).to(batch.mask_BT.device)
-    return replace(batch, advantages_BT=advantages_BT, groups=tuple(groups))
-
-
-def blank(layout: str, pad_id: int) -> Batch:
-    """Nobody's token: a pass for a rank that has no work left while the others still do."""
-    nobody = Group(Problem("", ""), (pad_id,), (Completion((pad_id,), (0.0,), "eos"),))
-    (micro,) = make_batch([nobody]).microbatches(layout, 1, pad_id)
-    return replace(micro, mask_BT=torch.zeros_like(micro.mask_BT), members=())
-
-
-def token_count(group: Group) -> int:
-    """Tokens of a group: about what it costs to compute."""
-    return len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
+def token_advantages(groups: Sequence[Group]) -> Tensor:
+    """(B, T), an answer's number for each of its tokens; 0 where none were assigned."""
+    lines: list[Sequence[float]] = []
+    for group in groups:
+        for answer, completion in enumerate(group.completions):
+            value = group.advantages[answer] if group.advantages else 0.0
+            lines.append(value if isinstance(value, tuple) else (value,) * len(completion.tokens))
+    return _padded(lines)
 
 
 def _sampled(completions: Sequence[Completion]) -> Tensor:
@@ -213,21 +219,14 @@ def _sampled(completions: Sequence[Completion]) -> Tensor:
     return _padded(lines, torch.bool)
 
 
-def _advantages(groups: Sequence[Group]) -> Tensor:
-    """One number per token; 0 where none were assigned."""
-    lines: list[Sequence[float]] = []
-    for group in groups:
-        for answer, completion in enumerate(group.completions):
-            value = group.advantages[answer] if group.advantages else 0.0
-            each = value if isinstance(value, tuple) else (value,) * len(completion.tokens)
-            lines.append(each)
-    return _padded(lines)
-
-
-def _known(lines: Sequence[Sequence[float] | None]) -> Tensor | None:
-    """(B, T), or None where some answer has none."""
-    known = [line for line in lines if line is not None]
-    return _padded(known) if len(known) == len(lines) else None
+def _shares(completions: Sequence[Completion], mask_BT: Tensor) -> Tensor | None:
+    if not any(completion.segment for completion in completions):
+        return None
+    first_B = torch.tensor([completion.segment == 0 for completion in completions])
+    tokens_B, episode_B = mask_BT.sum(1), first_B.cumsum(0) - 1
+    total_E = torch.zeros(int(first_B.sum()), dtype=tokens_B.dtype)
+    total_E.index_add_(0, episode_B, tokens_B)
+    return (tokens_B / total_E[episode_B].clamp(min=1))[:, None]
 
 
 def _padded(lines: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -241,8 +240,3 @@ def _padded(lines: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32
     flat = torch.tensor(list(itertools.chain.from_iterable(lines)), dtype=dtype)
     padded[torch.arange(width) < lengths[:, None]] = flat
     return padded
-
-
-def _tensors(item: Batch | Rows) -> dict[str, Tensor]:
-    values = {field.name: getattr(item, field.name) for field in fields(item)}
-    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

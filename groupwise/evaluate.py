@@ -8,8 +8,9 @@ problem: `groupwise compare`.
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from groupwise.config import EvalSettings, RolloutSettings
@@ -17,7 +18,7 @@ from groupwise.distributed.world import ALONE, World
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward, weighted
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, gather_groups, own_problems, sample_groups
+from groupwise.rollout.collect import Episodes, Prompted, sample_groups, scores_of
 from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.types import Group, Problem, Sampling
@@ -57,59 +58,84 @@ def evaluate(
     seed: int,
     rewards: Scorer | None = None,
     world: World = ALONE,
+    episodes: Episodes | None = None,
 ) -> Evaluation:
     """Metrics on `problems`. The keys of sampled metrics name k: pass@4, maj@4.
 
     Each rank samples and judges its share; all ranks get the same metrics.
     """
     limit = settings.max_completion_tokens or rollout.max_completion_tokens
+    greedy = Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop)
+    sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
 
-    def sample(sampling: Sampling, count: int, name: str) -> list[Group]:
-        own = own_problems(world, problems)
-        groups = (
-            sample_groups(own, engine, policy, sampling, group_size=count, seed=seed, step=name)
-            if own
-            else []
-        )
-        return gather_groups(world, groups, problems)
+    def work(own: list[Prompted]) -> list[dict[str, Any]]:
+        sample = partial(sample_groups, own, engine, policy, seed=seed, episodes=episodes)
+        groups = _whole_answers(sample(greedy, group_size=1, step="greedy"))
+        lines = _greedy_lines(groups, judge, rewards, episodes)
+        if settings.k > 1:
+            groups = _whole_answers(sample(sampled, group_size=settings.k, step="sampled"))
+            _add_sampled(lines, groups, judge, task)
+        return lines
 
-    groups = sample(Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop), 1, "greedy")
-    verdicts = _judge(groups, judge, world)
-    completions = [group.completions[0] for group in groups]
+    lines = world.share(problems, work)
     metrics = {
-        "format": _mean([line[0] for line in verdicts["format"]]),
-        "tokens": _mean([float(len(completion.tokens)) for completion in completions]),
-        "truncated": _mean([float(completion.truncated) for completion in completions]),
+        **_means(lines, {"accuracy": "correct", "format": "format"}),
+        **_means(lines, {"tokens": "tokens", "truncated": "truncated"}),
         "problems": float(len(problems)),
     }
-    if "correct" in verdicts:
-        metrics = {"accuracy": _mean([line[0] for line in verdicts["correct"]]), **metrics}
-    lines = _greedy_lines(groups, verdicts)
     if rewards is not None:
-        metrics |= _reward_means(groups, rewards, lines, world)
+        metrics |= _reward_means(lines, list(_weights(rewards, episodes)))
     if settings.k > 1:
-        sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
-        groups = sample(sampled, settings.k, "sampled")
-        verdicts = _judge(groups, judge, world)
-        metrics |= _sampled_metrics(groups, verdicts, task, settings.k)
-        for line, right in zip(lines, verdicts.get("correct", []), strict=False):
-            line["sampled"] = right
+        metrics |= _sampled_metrics(lines, settings.k)
     return Evaluation(metrics, lines)
 
 
+def _whole_answers(groups: list[Group]) -> list[Group]:
+    """An episode in several segments is one answer; its first segment has the text."""
+    whole = [tuple(c for c in group.completions if c.segment == 0) for group in groups]
+    pairs = zip(groups, whole, strict=True)
+    return [replace(group, completions=answers) for group, answers in pairs]
+
+
+def _weights(rewards: Scorer, episodes: Episodes | None) -> dict[str, float]:
+    """Of the recipe's rewards and the environment's own, by name."""
+    own = {} if episodes is None else episodes.reward_weights
+    return {reward.name: reward.weight for reward in rewards.rewards} | dict(own)
+
+
 def _greedy_lines(
-    groups: list[Group], verdicts: dict[str, list[list[float]]]
+    groups: list[Group], judge: Scorer, rewards: Scorer | None, episodes: Episodes | None
 ) -> list[dict[str, Any]]:
-    """What each problem's greedy answer came to; rewards and sampled answers are added later."""
-    lines = []
+    """What each problem's greedy answer came to; sampled answers are added later."""
+    verdicts = _judge(groups, judge)
+    lines: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         completion = group.completions[0]
         judged = {name: values[index][0] for name, values in verdicts.items()}
-        length = {"tokens": len(completion.tokens), "truncated": completion.truncated}
+        length = {"tokens": completion.length, "truncated": completion.truncated}
         text = {"text": completion.text[:STORED_TEXT]}
         name = {"id": group.problem.id, "question": question_digest(group.problem)}
         lines.append({**name, **judged, **length, **text})
+    if rewards is not None:
+        scores = scores_of(groups, rewards, episodes)
+        totals = weighted(scores, _weights(rewards, episodes))
+        for index, line in enumerate(lines):
+            line["reward"] = totals[index]
+            line["rewards"] = {name: values[index] for name, values in scores.items()}
     return lines
+
+
+def _add_sampled(
+    lines: list[dict[str, Any]], groups: list[Group], judge: Scorer, task: Task
+) -> None:
+    """Of each problem's sampled answers: which are right, the commonest one, which have form."""
+    verdicts = _judge(groups, judge)
+    for index, (line, group) in enumerate(zip(lines, groups, strict=True)):
+        line["sampled_format"] = verdicts["format"][index]
+        if "correct" in verdicts:
+            line["sampled"] = right = verdicts["correct"][index]
+            answers = [task.extract(completion.text) for completion in group.completions]
+            line["majority"] = float(majority_is_right(answers, right))
 
 
 def question_digest(problem: Problem) -> str:
@@ -122,21 +148,17 @@ def question_digest(problem: Problem) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
-def _sampled_metrics(
-    groups: list[Group], verdicts: dict[str, list[list[float]]], task: Task, k: int
-) -> dict[str, float]:
-    metrics = {"sampled_format": _mean([v for line in verdicts["format"] for v in line])}
-    if "correct" not in verdicts:
+def _sampled_metrics(lines: list[dict[str, Any]], k: int) -> dict[str, float]:
+    """Means over the problems; what the lines had for them alone is taken out."""
+    metrics = {"sampled_format": _mean([v for line in lines for v in line.pop("sampled_format")])}
+    judged = [line for line in lines if "sampled" in line]
+    if not judged:
         return metrics
-    right = verdicts["correct"]
-    majorities = [
-        majority_is_right([task.extract(c.text) for c in group.completions], line)
-        for group, line in zip(groups, right, strict=True)
-    ]
+    right = [line["sampled"] for line in judged]
     return metrics | {
         "sampled": _mean([v for line in right for v in line]),
         f"pass@{k}": _mean([pass_at_k(k, sum(v > 0.5 for v in line), k) for line in right]),
-        f"maj@{k}": _mean([float(m) for m in majorities]),
+        f"maj@{k}": _mean([line.pop("majority") for line in judged]),
     }
 
 
@@ -154,43 +176,27 @@ def majority_is_right(answers: Sequence[str | None], right: Sequence[float]) -> 
     return right[list(answers).index(common)] > 0.5
 
 
-def _scores(groups: list[Group], scorer: Scorer, world: World) -> dict[str, list[float | None]]:
-    """Every reward on every answer, flat; each rank scores its share of the groups."""
-
-    def score(mine: list[Group]) -> list[dict[str, list[float | None]]]:
-        flat = [(group.problem, c.text) for group in mine for c in group.completions]
-        found = scorer.score([problem for problem, _ in flat], [text for _, text in flat])
-        following = {name: iter(values) for name, values in found.items()}
-        return [
-            {name: [next(values) for _ in g.completions] for name, values in following.items()}
-            for g in mine
-        ]
-
-    shared = world.share(groups, score)
-    names = [reward.name for reward in scorer.rewards]
-    return {name: [v for line in shared for v in line[name]] for name in names}
-
-
-def _judge(groups: list[Group], judge: Scorer, world: World) -> dict[str, list[list[float]]]:
+def _judge(groups: list[Group], judge: Scorer) -> dict[str, list[list[float]]]:
     lines: dict[str, list[list[float]]] = {}
-    for name, values in _scores(groups, judge, world).items():
+    for name, values in scores_of(groups, judge).items():
         following = iter(values)
         lines[name] = [[float(next(following) or 0.0) for _ in g.completions] for g in groups]
     return lines
 
 
-def _reward_means(
-    groups: list[Group], scorer: Scorer, lines: list[dict[str, Any]], world: World
-) -> dict[str, float]:
-    """The mean of each reward; what each problem got is added to its line."""
-    scores = _scores(groups, scorer, world)
-    totals = weighted(scores, {reward.name: reward.weight for reward in scorer.rewards})
-    for index, line in enumerate(lines):
-        line["reward"] = totals[index]
-        line["rewards"] = {name: values[index] for name, values in scores.items()}
-    known = {name: [v for v in values if v is not None] for name, values in scores.items()}
+def _reward_means(lines: list[dict[str, Any]], names: Sequence[str]) -> dict[str, float]:
+    known = {n: [v for line in lines if (v := line["rewards"][n]) is not None] for n in names}
     means = {f"rewards/{name}": _mean(values) for name, values in known.items() if values}
-    return {"reward": _mean([t for t in totals if t is not None]), **means}
+    return {"reward": _mean([t for line in lines if (t := line["reward"]) is not None]), **means}
+
+
+def _means(lines: list[dict[str, Any]], names: Mapping[str, str]) -> dict[str, float]:
+    """The means of these entries of the lines, under the names of the metrics."""
+    return {
+        metric: _mean([float(line[name]) for line in lines])
+        for metric, name in names.items()
+        if all(name in line for line in lines)
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -31,8 +31,12 @@ class Code:
     """The decorator that marks such code, and the word for it in messages."""
     unless: str | None = None
     """What values begin with that have a colon too and are no code."""
+    always: bool = False
+    """Every value names code, which runs in a process of its own and cannot be marked."""
 
-    def takes(self, value: str) -> bool:
+    def takes(self, value: str | None) -> bool:
+        if value is None or self.always:
+            return value is not None
         return ":" in value and not (self.unless and value.startswith(self.unless))
 
 
@@ -64,6 +68,8 @@ reward = extension("reward")
 engine = extension("engine")
 optimizer = extension("optimizer")
 tracker = extension("tracker")
+environment = extension("environment")
+tool = extension("tool")
 
 
 BASES = {"surrogate": "Surrogate", "advantage": "AdvantageEstimator"}

@@ -2,31 +2,37 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from groupwise.config import Config, RewardSettings
+from groupwise.config import Config, Processes, RewardSettings, Servers
 from groupwise.distributed.world import ALONE, World
+from groupwise.environments.base import EnvironmentFactory
+from groupwise.environments.catalog import check_turn_rewards, find_environment, make_episodes
+from groupwise.environments.groups import Episodes
+from groupwise.errors import ConfigError, ModelError
 from groupwise.evaluate import Evaluation, evaluate, judges
-from groupwise.extensions import load_object
+from groupwise.extensions import is_marked, load_object, marking
 from groupwise.policy.compiled import compiles_training, is_worth_compiling
 from groupwise.policy.footprint import footprint
-from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
+from groupwise.policy.in_memory import ModelInMemory
+from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype, policy_of
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import KLReference, Reference
 from groupwise.remote.reference_client import RemoteReference
 from groupwise.remote.vllm_colocated import VllmColocated
-from groupwise.remote.vllm_servers import vllm_servers
+from groupwise.remote.vllm_servers import VllmServers
 from groupwise.remote.worker_client import WorkersEngine
+from groupwise.remote.worker_payload import RunSettings
 from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.collect import Prompted, reward_weights
-from groupwise.rollout.engine import Engine
+from groupwise.rollout.engine import Engine, EngineElsewhere
+from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
@@ -37,19 +43,32 @@ log = logging.getLogger("groupwise")
 
 MakeEngine = Callable[[Policy, Config], Engine]
 
-ENGINES: dict[str, MakeEngine] = {
+
+@dataclass(frozen=True)
+class EngineKind:
+    """How an engine is made in this process (`place: here`), and how one is that asks processes or
+    servers of that kind (`place: processes`, `place: servers`)."""
+
+    here: MakeEngine
+    elsewhere: MakeEngine = WorkersEngine
+
+
+ENGINES: dict[str, EngineKind] = {
     # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
-    "native": lambda policy, config: NativeEngine(
-        policy,
-        config.engine.max_batch,
-        is_worth_compiling(policy.model, policy.device, config.compile),
-        graphs=not policy.int8,
+    "native": EngineKind(
+        lambda policy, config: NativeEngine(
+            policy,
+            config.engine.max_batch,
+            is_worth_compiling(policy.model, policy.device, config.compile),
+            graphs=not policy.int8,
+        )
     ),
-    "transformers": lambda policy, config: TransformersEngine(policy, config.engine.max_batch),
-    "vllm": lambda policy, config: (
-        vllm_servers(policy, config) if config.engine.urls else VllmColocated(policy, config)
+    "transformers": EngineKind(
+        lambda policy, config: TransformersEngine(policy, config.engine.max_batch)
     ),
+    "vllm": EngineKind(VllmColocated, VllmServers),
 }
+"""What samples, by `engine.kind`."""
 
 
 @dataclass
@@ -64,15 +83,25 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
     world: World = ALONE
-    close_engine: Callable[[], None] = lambda: None
-    share_engine: Callable[[World], None] = lambda world: None
-    """Tell the engine that several ranks ask it."""
+    """The ranks that sample together, each its share, on a process group of their own."""
+    samples: bool = True
+    """Whether this rank samples: where engines are in other processes, rank 0 does for all."""
+    waiting: World = ALONE
+    """The ranks that wait while rank 0 samples."""
+    episodes: Episodes | None = None
+    """What makes an answer an episode, where there is an environment."""
+    given: ModelInMemory | None = None
+    """The model that was given in place of a name."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        return reward_weights(self.scorer, self.config.rollout)
+        return reward_weights(self.scorer, self.config.rollout, self.episodes)
 
     def evaluate(self, split: Split) -> Evaluation:
+        """The same on all ranks."""
+        return Evaluation(**self.waiting.first_does(lambda: asdict(self._evaluate(split))))
+
+    def _evaluate(self, split: Split) -> Evaluation:
         return evaluate(
             self.problems[split][: self.config.eval.problems],
             self.engine,
@@ -84,85 +113,170 @@ class Parts:
             seed=self.config.seed,
             rewards=self.scorer,
             world=self.world,
+            episodes=self.episodes,
         )
 
     def __enter__(self) -> "Parts":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close_engine()
+    def __exit__(self, *raised: object) -> None:
+        self.engine.close()
         self.scorer.close()
         self.judge.close()
+        if self.episodes is not None:
+            self.episodes.close()
 
 
 def load_parts(
     config: Config,
     *,
     weights: str | None = None,
+    given: ModelInMemory | None = None,
     rewards: Sequence[Reward] | None = None,
     task: Task | None = None,
     engine: MakeEngine | None = None,
+    environment: EnvironmentFactory | None = None,
+    policy: Policy | None = None,
     training: bool = False,
+    world: World = ALONE,
 ) -> Parts:
     """Build everything. `weights`: a folder to load instead of config.model (a checkpoint's).
+    `given`: a model in memory instead; `policy`: one that is a policy already, on its device.
 
-    `training`: for a run, which samples in workers where the recipe says so.
+    `training`: for a run, which samples where and when the recipe says. Of its ranks (`world`)
+    each samples its share in its own process; engines elsewhere are rank 0's, for all.
     """
     config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
     task = task or build_task(config.task)
+    check_turn_rewards(config, world.size)
+    environment = environment or find_environment(config.environment)
     chosen = list(rewards) if rewards is not None else find_rewards(config, task)
     scorer = Scorer(chosen, config.reward_timeout, config.on_reward_error)
     judge = Scorer(judges(task), config.reward_timeout, "stop")
-    policy = load_config_policy(config, weights)
+    here = not training or config.place.kind == "here"
+    sharded = world.size > 1 and config.distributed.kind in ("fsdp2", "zero3")
+    # Of a model that is to be sharded no device has to hold all of it, not even now.
+    in_parts = sharded and not here and config.adapter is None
+    beside = training and config.timing.kind != "in_turn"
+    # Sampling beside training needs weights of its own, which training does not change under it.
+    copied = given.copied() if given is not None and beside and here else None
+    at = torch.device("cpu") if in_parts else None
+    policy = policy or load_config_policy(config, weights, at, given=given)
+    episodes = _episodes(environment, config, policy, scorer)
+    problems = _fitting_problems(config, task, policy)
+    own = load_config_policy(config, weights, given=copied) if beside and here else policy
+    if not here and not world.first:
+        nobody = EngineElsewhere()
+        made = Parts(config, policy, task, nobody, scorer, judge, problems, samples=False)
+        return replace(made, waiting=world, episodes=episodes, given=given)
+    sampler = (engine or (make_engine if here else _make_engine_elsewhere))(own, config)
+    sampler = EngineThread(sampler) if beside else sampler
+    made = Parts(config, policy, task, sampler, scorer, judge, problems, episodes=episodes)
+    made = replace(made, given=given)
+    return replace(made, world=world.aside()) if here else replace(made, waiting=world)
+
+
+def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split, list[Prompted]]:
+    """The problems whose prompts are not too long, with their prompts' tokens."""
     problems: dict[Split, list[Prompted]] = {}
     splits: dict[Split, Sequence[Any]] = {
         "train": task.train,
         "validation": task.validation,
         "test": task.test,
     }
-    for split, found in splits.items():
+    for split, listed in splits.items():
         limit = config.rollout.max_prompt_tokens
-        problems[split], dropped = fit_prompts(found, policy.tokenizer, limit)
+        problems[split], dropped = fit_prompts(listed, policy.tokenizer, limit)
         if dropped:
             log.warning(
                 "%d of %d %s prompts are longer than %d tokens and were left out",
                 dropped,
-                len(found),
+                len(listed),
                 split,
                 limit,
             )
-    parts = (config, policy, task)
-    if engine is not None:
-        return Parts(*parts, engine(policy, config), scorer, judge, problems)
-    if training and config.workers.apart:
-        log.info("workers: %s", describe_workers(config))
-        workers = WorkersEngine(policy, config)
-        return Parts(*parts, workers, scorer, judge, problems, close_engine=workers.close)
-    if config.engine.kind == "vllm" and config.engine.urls:
-        servers = vllm_servers(policy, config)
-        return Parts(*parts, servers, scorer, judge, problems, share_engine=servers.share)
-    return Parts(*parts, make_engine(policy, config), scorer, judge, problems)
+    return problems
+
+
+def _episodes(
+    environment: EnvironmentFactory | None, config: Config, policy: Policy, scorer: Scorer
+) -> Episodes | None:
+    """None where an answer is one turn."""
+    if environment is None:
+        return None
+    episodes = make_episodes(environment, config, policy)
+    for name in {reward.name for reward in scorer.rewards} & set(episodes.reward_weights):
+        raise ConfigError(
+            f"the environment's own reward is named {name!r}, as one of `rewards` is: take that "
+            "one out, or rename the environment's class"
+        )
+    return episodes
+
+
+def _make_engine_elsewhere(policy: Policy, config: Config) -> Engine:
+    log.info("engine: %s", describe_place(config))
+    return engine_kind(config.engine.kind).elsewhere(policy, config)
 
 
 def make_engine(policy: Policy, config: Config) -> Engine:
-    """The engine that was asked for; for `auto` the native one, where it can serve the model."""
+    """What samples in this process; for `auto` the native engine, where it can serve the model."""
     kind = config.engine.kind
-    if kind in ("auto", "native"):
-        reason = native_engine_problem(policy)
-        if reason is not None:
-            log.warning("sampling with transformers' generate, which is slower: %s", reason)
-        kind = "native" if reason is None else "transformers"
-    make = load_object(kind, what="engine.kind") if ":" in kind else ENGINES[kind]
-    return make(policy, config)
+    reason = native_engine_problem(policy) if kind in ("auto", "native") else None
+    if reason is not None:
+        if kind == "native":
+            raise ModelError(
+                f"engine.kind=native cannot serve {config.model}: {reason}. With engine.kind=auto "
+                "or transformers it is sampled by transformers' generate, which is slower"
+            )
+        log.warning("sampling with transformers' generate, which is slower: %s", reason)
+        kind = "transformers"
+    return engine_kind(kind).here(policy, config)
 
 
-def load_config_policy(config: Config, weights: str | None = None) -> Policy:
-    device = pick_device(config.device)
+def engine_kind(kind: str) -> EngineKind:
+    if ":" in kind:
+        return EngineKind(load_object(kind, what="engine.kind"))
+    return ENGINES["native" if kind == "auto" else kind]
+
+
+def worker_engine(policy: Policy, run: RunSettings, *, trust_code: bool) -> Engine:
+    """What samples in a rollout worker: what a run asks for, as far as it may."""
+    kind = run.engine.kind
+    if kind == "vllm":
+        raise ConfigError(
+            "a rollout worker does not run vLLM: start `groupwise serve vllm MODEL` instead and "
+            "name that in place.urls, or let the trainer start it (place.kind=processes)"
+        )
+    if ":" in kind and not trust_code:
+        raise ConfigError(
+            f"engine.kind={kind} names code, and this worker runs none that a client names: start "
+            "it with `groupwise serve rollouts MODEL --trust-code`"
+        )
+    if ":" in kind and not is_marked(load_object(kind, what="engine.kind"), "engine"):
+        raise ConfigError(f"engine.kind={kind} is not marked as an engine: {marking('engine')}")
+    return make_engine(policy, Config(engine=run.engine, compile=run.compile))
+
+
+def load_config_policy(
+    config: Config,
+    weights: str | None = None,
+    device: torch.device | None = None,
+    *,
+    given: ModelInMemory | None = None,
+) -> Policy:
+    """Of a `given` model; else of the one that the config names, or its checkpoint `weights`."""
+    device = device or pick_device(config.device)
+    if given is not None and (weights is None or config.adapter is not None):
+        return policy_of(
+            given,
+            device,
+            None if config.precision == "auto" else pick_dtype(config.precision, device),
+            layout=config.batch.layout,
+            gradient_checkpointing=config.gradient_checkpointing,
+            adapter=config.adapter,
+            weights=weights,
+            seed=config.seed,
+        )
     return load_policy(
         config.model,
         device,
@@ -176,14 +290,17 @@ def load_config_policy(config: Config, weights: str | None = None) -> Policy:
     )
 
 
-def make_reference(config: Config, policy: Policy, *, fresh: bool) -> KLReference:
+def make_reference(
+    config: Config, policy: Policy, *, fresh: bool, given: ModelInMemory | None = None
+) -> KLReference:
     """What KL is measured against. `fresh`: the policy is still what the run starts from."""
     settings = config.reference
     if settings.kind == "server":
         return RemoteReference(settings, policy, fresh=fresh)
     # Frozen, the start is loaded once more; that of an adapter lies below it.
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
-    origin = load_config_policy(config) if again else policy
+    again = again or policy.device.type != pick_device(config.device).type
+    origin = load_config_policy(config, given=given) if again else policy
     compiled = compiles_training(policy.model, policy.device, config)
     return Reference(origin, settings, compiled=compiled)
 
@@ -213,11 +330,19 @@ def describe(config: Config, policy: Policy) -> str:
     )
 
 
-def describe_workers(config: Config) -> str:
-    """Who samples, how old their weights may be, and what corrects for that."""
-    workers, how = config.workers, config.algorithm.mismatch
-    named = ", ".join([f"{workers.count} of this machine"] * (workers.count > 0) + [*workers.urls])
-    if not workers.staleness:
-        return f"{named}; answers are by the present weights"
+def describe_place(config: Config) -> str:
+    """What samples where, how old its weights may be, and what corrects for that."""
+    place, how = config.place, config.algorithm.mismatch
+    named = {"here": "in the trainer's process"}.get(place.kind, "")
+    if isinstance(place, Processes):
+        named = f"in {place.count} processes of this machine"
+    if isinstance(place, Servers):
+        named = f"at {', '.join(place.urls)}"
+    staleness = config.timing.max_staleness
+    if not staleness:
+        return f"{config.engine.kind} {named}; answers are by the present weights"
     fixed = f"corrected for by algorithm.mismatch={how}" if how != "none" else "NOT corrected for"
-    return f"{named}; answers are by weights up to {workers.staleness} updates old, {fixed}"
+    return (
+        f"{config.engine.kind} {named}; answers are by weights up to {staleness} updates old, "
+        f"{fixed}"
+    )

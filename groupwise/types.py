@@ -7,6 +7,7 @@ checkpoint, compared and rebuilt exactly. Letters in names: N problems, G comple
 B completions of a batch, T tokens.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -17,8 +18,42 @@ Message = Mapping[str, str]
 Prompt = str | tuple[Message, ...]
 """Plain text that the model continues, or a conversation that the chat template renders."""
 
-StopReason = Literal["eos", "stop", "length"]
-"""Why an answer ended: an end-of-sequence token, a stop string, or the length limit."""
+StopReason = Literal["eos", "stop", "length", "turns", "environment"]
+"""Why an answer ended: an end-of-sequence token, a stop string, or the length limit; an episode
+also by its limit on turns, or since its environment failed."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What happened beside the tokens in an answer that was a conversation with an environment.
+
+    Episode(messages=({"role": "assistant", ...}, {"role": "tool", ...}, ...), turns=(31, 12),
+            rewards=(None, 1.0), scores={"won": 1.0}, calls=1)
+
+    `messages` are those behind the problem's prompt. `turns` counts the tokens that the policy
+    sampled in each turn, and `rewards` has what the environment gave for each. `scores` is what it
+    said at the end. `tools` counts those that the model could call, `calls` those calls that it
+    made. `error` says how the environment failed, if it did.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    turns: tuple[int, ...] = ()
+    rewards: tuple[float | None, ...] = ()
+    scores: Mapping[str, float | None] = field(default_factory=dict)
+    tools: int = 0
+    calls: int = 0
+    malformed: int = 0
+    segments: int = 1
+    error: str = ""
+    seconds: float = field(default=0.0, compare=False)
+    waited: float = field(default=0.0, compare=False)
+    """Seconds of these in which the environment was waited for."""
+
+    @property
+    def reward(self) -> float | None:
+        """What the environment gave in all; None where it gave nothing, or failed."""
+        given = [r for r in (*self.rewards, *self.scores.values()) if r is not None]
+        return math.fsum(given) if given and not self.error else None
 
 
 @dataclass(frozen=True)
@@ -77,8 +112,12 @@ class Completion:
     under the distribution that it drew from. `old_logprobs` and `ref_logprobs` are the policy's and
     the reference's before the step's first update, present only when the objective needs them.
     `sampled` marks the tokens that the policy drew (None: all of them); those of a tool's reply
-    are not its own. `version` counts the updates of the weights that drew it. `temperature` is set
-    where a group's answers were drawn at different ones (None: all at the rollout's).
+    are not its own. `version` counts the updates of the weights that drew it. Where weights changed
+    while it grew, `versions` has (first token, version) for each part, and `version` is the oldest.
+    `temperature` is set where a group's answers were drawn at different ones (None: all at the
+    rollout's). `episode` is there where an answer was one. Where the chat template rewrote the
+    past, an episode goes on in the completions behind it, of `segment` 1, 2, ...: they share its
+    advantage, and count with it.
     """
 
     tokens: tuple[int, ...]
@@ -91,6 +130,19 @@ class Completion:
     old_entropies: tuple[float, ...] | None = None
     ref_logprobs: tuple[float, ...] | None = None
     temperature: float | None = None
+    versions: tuple[tuple[int, int], ...] = ()
+    episode: Episode | None = None
+    segment: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy sampled: what a reply says is not the answer's."""
+        return len(self.tokens) if self.sampled is None else sum(self.sampled)
+
+    @property
+    def scored(self) -> bool:
+        """Whether rewards apply: not to later segments, nor where an environment failed."""
+        return self.segment == 0 and self.stop != "environment"
 
     @property
     def truncated(self) -> bool:
@@ -137,14 +189,22 @@ def group_from_json(data: Mapping[str, Any]) -> Group:
     return Group(
         problem=Problem(**problem),
         prompt_tokens=tuple(data["prompt_tokens"]),
-        completions=tuple(
-            Completion(**{k: _frozen(v) for k, v in c.items()}) for c in data["completions"]
-        ),
+        completions=tuple(_completion(c) for c in data["completions"]),
         scores={name: tuple(values) for name, values in data["scores"].items()},
         rewards=tuple(data["rewards"]),
         advantages=tuple(_frozen(a) for a in data["advantages"]),
     )
 
 
+def _completion(data: Mapping[str, Any]) -> Completion:
+    fields = {name: _frozen(value) for name, value in data.items()}
+    if fields.get("episode") is not None:
+        episode = {name: _frozen(value) for name, value in fields["episode"].items()}
+        fields["episode"] = Episode(**episode)
+    return Completion(**fields)
+
+
 def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(_frozen(item) for item in value)
+    return value

@@ -25,10 +25,9 @@ GROUPS: dict[str, dict[str, str]] = {
     "Tools": {
         "check": "what a recipe will do: a plan on paper, a trial step; the set-up check",
         "explain": "one step with every number, and the same step under another objective",
-        "compare": "runs side by side on the same problems, with intervals",
+        "trl": "`GRPOTrainer` and `GRPOConfig` as TRL has them, on our own step and folder",
         "interop": "models as folders; settings to TRL and optimum-neuron, and from TRL",
-        "pairs": "pairs of a model's own answers, to fit a preference model on",
-        "sample": "look at answers",
+        "samples": "answers drawn from a model: to read, or in pairs for a preference model",
         "view": "the run viewer: a read-only server over run folders, and its page in `static/`",
     },
     "The loop": {
@@ -37,6 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "greedy accuracy, pass@k, maj@k, format",
     },
     "Answers": {
+        "environments": "tools and games: an answer as a conversation, token exact, over an engine",
         "remote": "over HTTP and in other processes: reference server, sampling workers, vLLM",
         "rollout": "the engine protocol, the native engine and transformers' `generate`",
         "reward_models": "scalar, chain-of-thought and preference models: fit, measure, use",
@@ -48,19 +48,18 @@ GROUPS: dict[str, dict[str, str]] = {
     "Problems and records": {
         "tasks": "one file per task: problems in three splits, and how to judge an answer",
         "rewards": "reward functions, answer parsing, and the worker that runs them in isolation",
-        "tracking": "run folder, console, report, model card, services",
+        "report": "a finished run: in the terminal, on a page, as a model card, beside others",
+        "tracking": "the run folder, the console, trackers",
         "diagnose": "what the metrics say is wrong: one pure function per symptom",
     },
     "Settings": {
-        "recipe": "YAML, presets and overrides become a `Config`, with errors that name the fix",
-        "strict_yaml": "YAML from anyone: bounded, without duplicate keys, one short error",
-        "tiny_run": "any `Config` as a run of seconds on a CPU (`--tiny`)",
+        "recipe": "YAML, presets, overrides and `--tiny` give a `Config`, or an error with the fix",
         "config": "every setting, one frozen tree",
     },
     "Foundations": {
         "objective": "the algorithm: one file per axis, surrogate and advantage; pure functions",
         "batch": "answers as tensors: a rollout, an optimizer step, a micro-batch; denominators",
-        "packing": "the rows that a model reads of a micro-batch",
+        "choice": "a setting that is one of several classes, ours or the user's",
         "compat": "the only code that uses private parts of other libraries, a file for each",
         "types": "the nouns: `Problem`, `Completion`, `Group`, ...",
         "extensions": "functions and classes from outside: how they are found and marked",

@@ -4,9 +4,9 @@ import pathlib
 
 from pydantic import BaseModel
 
+from groupwise.choice import FromFile
 from groupwise.config import Config
-from groupwise.objective.choice import FromFile
-from groupwise.recipe import _models_in
+from groupwise.config.validation import models_in
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "configuration.md"
 INTRODUCTION = """# Configuration
@@ -21,7 +21,7 @@ def section(title: str, model: type[BaseModel]) -> str:
     lines = [f"\n## {title}\n", f"{(model.__doc__ or '').strip()}\n"]
     lines += ["| setting | default | |", "|---|---|---|"]
     for name, field in model.model_fields.items():
-        if not _models_in(field.annotation):
+        if not models_in(field.annotation):
             default = "required"
             if not field.is_required():
                 default = f"`{field.get_default(call_default_factory=True)!r}`"
@@ -32,7 +32,7 @@ def section(title: str, model: type[BaseModel]) -> str:
 
 def blocks(name: str, annotation: object) -> list[str]:
     """A section for each block of settings, and after it those of the blocks inside."""
-    models = [model for model in _models_in(annotation) if not issubclass(model, FromFile)]
+    models = [model for model in models_in(annotation) if not issubclass(model, FromFile)]
     parts: list[str] = []
     for model in models:
         several = len(models) > 1 and "kind" in model.model_fields

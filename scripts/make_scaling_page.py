@@ -66,6 +66,7 @@ PAPER: dict[str, list[Line]] = {
             replace(ON_512, sharding="fsdp2", engine="elsewhere", tokens_per_microbatch=8192),
         ),
         ("70b", "h100", replace(ON_512, sharding="fsdp2", engine="elsewhere")),
+        ("70b", "h100", replace(ON_512, sharding="fsdp2")),
     ],
 }
 
@@ -122,8 +123,8 @@ def compared() -> str:
     ]
     for step in compared_steps():
         rows.append(
-            f"| {step.name} | {step.plan.tensors_gib:.1f}, {step.peak_gib:.1f} GiB "
-            f"({_percent(step.plan.tensors_gib, step.peak_gib)}) "
+            f"| {step.name} | {step.plan.memory.tensors / GIB:.1f}, {step.peak_gib:.1f} GiB "
+            f"({_percent(step.plan.memory.tensors / GIB, step.peak_gib)}) "
             f"| {_seconds(step.plan.seconds['sampling'], step.sampling)} "
             f"| {_seconds(step.planned_update, step.update)} |"
         )

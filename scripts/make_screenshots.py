@@ -1,11 +1,7 @@
 """Pictures of the viewer for the documentation: python scripts/make_screenshots.py RUN...
 
-The first run is the one whose answers are shown. Those in docs/images are of these:
-
-    groupwise train --out runs/few-problems task.train_size=96 eval.every=10 \
-        algorithm.kl_weight=0.01 batch.epochs=2
-    groupwise train --out runs/seed0 eval.every=10 algorithm.kl_weight=0.01 batch.epochs=2
-    groupwise train --out runs/seed1 eval.every=10 algorithm.kl_weight=0.01 batch.epochs=2 seed=1
+The first run is the one whose answers are shown; that in docs/images is of `make demo`.
+`--episodes RUN` names a run with an environment.
 """
 
 import argparse
@@ -35,7 +31,7 @@ def go(page: Any, address: str, selector: str) -> None:
     page.wait_for_selector(selector)
 
 
-def pictures(page: Any, run: str) -> None:
+def pictures(page: Any, run: str, episodes: str | None) -> None:
     rollouts = f"#/rollouts/{run}/{EARLY_STEP}"
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
@@ -46,10 +42,11 @@ def pictures(page: Any, run: str) -> None:
         save(page, f"rollouts-{theme}")
         page.mouse.move(0, 0)
     page.emulate_media(color_scheme="light")
-    go(page, f"#/problems/{run}", "tbody tr")
-    page.locator("tbody tr a").first.click()
-    page.wait_for_selector(".sides .token")
-    save(page, "problem")
+    go(page, f"#/held-out/{run}", ".pair")
+    save(page, "held-out")
+    if episodes is not None:
+        go(page, f"#/rollouts/{episodes}", ".conversation .token")
+        save(page, "episode")
     page.set_viewport_size({"width": 390, "height": 780})
     go(page, rollouts, ".answer .token")
     save(page, "phone")
@@ -58,15 +55,19 @@ def pictures(page: Any, run: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--episodes", type=Path, help="a run whose answers are conversations")
     options = parser.parse_args()
+    episodes = options.episodes and run_id(options.episodes)
+    runs = [*options.runs, *([options.episodes] if options.episodes else [])]
     problem = why_no_browser()
     if problem is not None:
         sys.exit(problem)
-    with viewer(*options.runs) as served, browser() as chromium:
+    with viewer(*runs) as served, browser() as chromium:
         page = chromium.new_page(viewport={"width": 1180, "height": 720})
-        page.goto(served.address)
+        shown = ",".join(run_id(run) for run in options.runs)
+        page.goto(f"{served.address}#/overview?runs={shown}")
         page.wait_for_selector(".chart canvas")
-        pictures(page, run_id(options.runs[0]))
+        pictures(page, run_id(options.runs[0]), episodes)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from groupwise.config import ArithmeticTask, CountdownTask
+from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import arithmetic, countdown
 from groupwise.tasks.base import split_of
 from groupwise.types import Problem
@@ -264,6 +265,7 @@ def warm_up(
     *,
     name: str,
     steps: int,
+    lr: float = PEAK_LR,
 ) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     started, total = time.monotonic(), 0.0
@@ -271,7 +273,7 @@ def warm_up(
     for step in range(steps):
         decay = 0.52 + 0.48 * math.cos(math.pi * step / steps)
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_LR * min(1.0, (step + 1) / 50) * decay
+            group["lr"] = lr * min(1.0, (step + 1) / 50) * decay
         tokens_BT, labels_BT = collate(draw_rows(), tokenizer)
         loss = model(input_ids=tokens_BT.to(model.device), labels=labels_BT.to(model.device)).loss
         loss.backward()
@@ -303,7 +305,7 @@ def measure(
         ]
         result |= {
             f"{name} accuracy": sum(right) / len(right),
-            f"{name} format": sum(map(arithmetic.formatted, texts)) / len(texts),
+            f"{name} format": sum(map(think_answer_format, texts)) / len(texts),
             f"{name} tokens": tokens,
         }
     starts = [f"<think>{working(p.columns['expression'])[0]} " for p in problems]

@@ -7,13 +7,16 @@ does: `train` finds it there.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -75,15 +78,34 @@ def largest_gap(one: pathlib.Path, other: pathlib.Path) -> float:
     return max((ours[name].float() - theirs[name].float()).abs().max().item() for name in ours)
 
 
+def held_shapes() -> Counter[torch.Size]:
+    """How many tensors of each shape are in this process's memory. FSDP2 keeps what it gathered as
+    tensors without memory."""
+    gc.collect()
+    held = (item for item in gc.get_objects() if type(item) in (torch.Tensor, torch.nn.Parameter))
+    there = (item for item in held if not item.is_meta)
+    return Counter(item.shape for item in there if item.untyped_storage().nbytes())
+
+
 def _main() -> None:
     faulthandler.dump_traceback_later(LIMIT, exit=True)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    from groupwise.training.api import train
+    from groupwise.training import api
     from runs import small_config
 
+    run_loop = api.run_loop
+
+    def and_count(parts: Any, state: Any, run: Any, *rest: Any) -> None:
+        run_loop(parts, state, run, *rest)
+        shape = state.policy.model.get_input_embeddings().weight.shape
+        path = pathlib.Path(folder) / f"embeddings-{state.optimizer.world.rank}.json"
+        path.write_text(str(held_shapes()[shape] - before[shape]))
+
+    api.run_loop = and_count
     for folder, overrides in json.loads(sys.argv[1]):
-        train(small_config(*overrides), folder, quiet=True)
+        before = held_shapes()  # what earlier runs have left
+        api.train(small_config(*overrides), folder, quiet=True)
     torch.distributed.destroy_process_group()
 
 

@@ -1,10 +1,19 @@
 """Small runs of the real thing: the embedded model on short problems, a second or two each."""
 
 import hashlib
+import io
 import json
+import logging
 import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from groupwise import load
+from groupwise.cli.main import main
 from groupwise.config import Config
 from groupwise.recipe import parse
 from groupwise.tracking.run import read_metrics, read_rollouts
@@ -41,6 +50,20 @@ def small_config(*overrides: str) -> Config:
     return parse(SMALL, overrides)
 
 
+def exit_code(words: Sequence[str], patch: pytest.MonkeyPatch, typed: str = "") -> Any:
+    """How `groupwise WORDS` ends, without the seconds that a process takes to import torch."""
+    patch.setattr(sys, "argv", ["groupwise", *words])
+    patch.setattr(sys, "stdin", io.StringIO(typed))
+    patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    level = logging.getLogger("groupwise").level
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        logging.getLogger("groupwise").setLevel(level)
+    return ended.value.code
+
+
 def digest(folder: pathlib.Path) -> str:
     """A hash of a model folder's weights, or of its adapter's."""
     (weights,) = folder.glob("*.safetensors")
@@ -51,7 +74,8 @@ def timeless_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The metric log without clocks and memory."""
 
     def timed(name: str) -> bool:
-        return name.startswith("seconds") or name in ("tokens_per_second", "memory_gb")
+        clocks = ("tokens_per_second", "memory_gb", "episode/waiting")
+        return name.startswith("seconds") or name in clocks
 
     lines = read_metrics(folder)
     return [{k: v for k, v in line.items() if not timed(k)} for line in lines]
@@ -70,3 +94,9 @@ def fingerprint(folder: pathlib.Path) -> dict[str, Any]:
         "before": summary["before"],
         "after": summary["after"],
     }
+
+
+def use_workers(patch: pytest.MonkeyPatch, engine: Callable[[Any, Any], Any]) -> None:
+    """In place of workers in other processes, an engine of a test's own."""
+    kind = replace(load.ENGINES["native"], elsewhere=engine)
+    patch.setitem(load.ENGINES, "native", kind)

@@ -33,6 +33,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
 }
 
+EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**EXPERTS, "num_experts": 4, "head_dim": 16, "moe_intermediate_size": 32},
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "olmoe": {**EXPERTS, "num_experts": 4},
+}
+
 
 def tokenizer() -> Any:
     """Enough of a tokenizer for code that never reads text."""
@@ -45,7 +52,7 @@ def tokenizer() -> Any:
 
 def random_model(family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[family](**{**SHAPE, **FAMILIES[family]})
+    config = CONFIG_MAPPING[family](**{**SHAPE, **(FAMILIES | MIXTURES)[family]})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():  # the initial 0.02 makes every answer alike

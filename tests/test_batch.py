@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from groupwise.batch import make_batch
 from groupwise.config import Config
 from groupwise.policy.load import Policy
+from groupwise.policy.packing import microbatches
 from groupwise.recipe import parse
 from groupwise.training.update import rollout_batch
 from groupwise.types import Group
@@ -138,9 +139,8 @@ def test_every_answer_token_is_predicted_exactly_once(
 ) -> None:
     groups = random_groups(count, size, seed, empty=True)
     seen: dict[tuple[int, int], tuple[int, ...]] = {}
-    for micro in make_batch(groups).microbatches(layout, budget):
+    for micro in microbatches(make_batch(groups), layout, budget):
         rows = micro.rows
-        assert rows is not None
         height = rows.tokens_RS.shape[0]
         assert height == 1 or rows.tokens_RS.numel() <= budget
         answers = torch.zeros(rows.shape_BT, dtype=torch.long).flatten()
@@ -161,8 +161,8 @@ def test_a_group_is_split_only_when_it_does_not_fit() -> None:
     groups = random_groups(3, 4, seed=7)
 
     def rows(budget: int) -> list[int]:
-        micros = make_batch(groups).microbatches("shared_prefix", budget)
-        return [len(micro.rows.groups or ()) for micro in micros if micro.rows is not None]
+        micros = microbatches(make_batch(groups), "shared_prefix", budget)
+        return [len(micro.rows.groups or ()) for micro in micros]
 
     assert rows(10_000) == [3]
     assert sum(rows(15)) > 3

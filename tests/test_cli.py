@@ -67,7 +67,7 @@ def test_no_help_text_has_words_in_brackets_which_rich_would_swallow() -> None:
 def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("cli") / "run"
     output = invoke("train", *QUICK, "--out", str(folder))
-    assert "held-out accuracy" in output and "groupwise view" in output
+    assert "test accuracy" in output and "groupwise view" in output
     return folder
 
 
@@ -119,6 +119,23 @@ def test_sample_shows_answers(run: pathlib.Path) -> None:
     assert "What is 3+4?" in own
 
 
+def test_a_question_of_ones_own_is_asked_as_the_run_was_trained() -> None:
+    from groupwise.samples.show import asked_as_trained
+
+    system = {"role": "system", "content": "Be brief."}
+
+    def problem(n: int) -> groupwise.Problem:
+        turns = (system, {"role": "user", "content": f"{n}+1?"})
+        return groupwise.Problem(str(n), turns, prefill="<think>")
+
+    chat = groupwise.Task("chat", [problem(n) for n in range(9)])
+    asked = asked_as_trained("Why?", chat)
+    assert asked.prompt == (system, {"role": "user", "content": "Why?"})
+    assert asked.prefill == "<think>"
+    text = groupwise.Task("text", [groupwise.Problem(str(n), f"{n}+1=") for n in range(9)])
+    assert asked_as_trained("Why?", text).prompt == "Why?"
+
+
 def test_check_says_what_a_recipe_will_do() -> None:
     output = invoke("check", "demo", "batch.prompts=3", "batch.epochs=2")
     assert "3 prompts x 8 answers = 24 answers a step, 2 optimizer steps" in output
@@ -138,7 +155,9 @@ def test_help_has_examples() -> None:
         assert f"groupwise {command}" in invoke(command, "--help")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_and_exits_with_3_and_the_same_command_goes_on(
     number: signal.Signals, tmp_path: pathlib.Path
 ) -> None:

@@ -10,7 +10,12 @@ import sys
 from types import ModuleType
 
 import pytest
+import typer
 import yaml
+
+from groupwise.cli.main import app
+from groupwise.config import Config
+from groupwise.recipe import parse
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -106,6 +111,21 @@ def test_commands_shown_work(
 def test_the_configuration_page_is_up_to_date() -> None:
     module = script("make_configuration_page")
     assert module.PAGE.read_text() == module.page(), "run python scripts/make_configuration_page.py"
+
+
+@pytest.mark.parametrize("name", ["coming_from", "troubleshooting"])
+def test_settings_rewards_and_commands_that_tables_name_exist(name: str) -> None:
+    cells = re.findall(r"`([^`]+)`", (ROOT / "docs" / f"{name}.md").read_text())
+    settings = [cell for cell in cells if re.fullmatch(r"[a-z_]+(\.[a-z_]+)*=[\w.-]+", cell)]
+    assert len(settings) > 5
+    for setting in settings:
+        parse({}, ["adapter=lora", "task=gsm8k", setting])
+    for section in ("batch", "rollout", "optimizer"):
+        fields = type(getattr(Config(), section)).model_fields
+        for field in re.findall(rf"`{section}\.([a-z_]+)", " ".join(f"`{cell}" for cell in cells)):
+            assert field in fields, f"{section}.{field}"
+    commands = {cell.split()[1] for cell in cells if cell.startswith("groupwise ")}
+    assert commands <= set(typer.main.get_command(app).commands)  # pyright: ignore
 
 
 def test_links_between_pages_resolve() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from groupwise.config import Config
 from groupwise.recipe import parse, read_yaml
+from groupwise.report.model_card import model_card
+from groupwise.report.run_page import report_page
 from groupwise.secrets import masked, without_secrets
-from groupwise.tracking.card import model_card
-from groupwise.tracking.html_report import report_page
 from groupwise.tracking.run import RunFolder, differences
 
 SECRETS = ("hunter22", "q-9876543210", "b-1234567890", "f-1122334455")

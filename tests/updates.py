@@ -1,12 +1,13 @@
 """The pieces of an update on groups, policy and optimizer alone, for tests that have no run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from groupwise.batch import make_batch
+from groupwise.batch import Denominator, make_batch
 from groupwise.config import Config
 from groupwise.distributed.world import ALONE, World
 from groupwise.objective.loss import Metrics
@@ -15,12 +16,13 @@ from groupwise.policy.logprobs import batch_logprobs
 from groupwise.policy.reference import KLReference
 from groupwise.training import update as package
 from groupwise.training.memory_fit import TokenBudget
+from groupwise.training.recorder import Recorder
 from groupwise.training.state import TrainState
-from groupwise.training.update import Update, rollout_batch
+from groupwise.training.update import rollout_batch
 from groupwise.types import Group
 
 
-def plain_stepper(world: World = ALONE) -> Any:
+def plain_optimizer(world: World = ALONE) -> Any:
     """Leaves gradients where backward puts them."""
 
     def backward(loss: Tensor, last: bool) -> None:
@@ -35,8 +37,8 @@ def state_of(
     reference: KLReference | None = None,
     budget: TokenBudget | None = None,
 ) -> TrainState:
-    stepper = optimizer or plain_stepper()
-    return TrainState(policy, stepper, reference, budget=budget or TokenBudget())
+    optimizer = optimizer or plain_optimizer()
+    return TrainState(policy, optimizer, reference, budget=budget or TokenBudget())
 
 
 def annotate(
@@ -49,7 +51,7 @@ def annotate(
 ) -> list[Group]:
     """The groups as they would be stored after `annotate`."""
     fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, world)
-    state = state_of(policy, plain_stepper(world), reference, fitted)
+    state = state_of(policy, plain_optimizer(world), reference, fitted)
     batch = rollout_batch(groups, config)
     return package.annotate(batch, state, config).stored_groups()
 
@@ -63,13 +65,13 @@ def update(
     progress: int = 0,
     entropy_weight: float = 0.0,
     budget: TokenBudget | None = None,
-    observe: Callable[[Update], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> dict[str, float]:
     fitted = budget or TokenBudget(config.batch.tokens_per_microbatch, optimizer.world)
     state = state_of(policy, optimizer, None, fitted)
     state.step = progress
     batch = rollout_batch(groups, config)
-    return package.update(batch, state, config, entropy_weight, observe)
+    return package.update(batch, state, config, entropy_weight, recorder)
 
 
 def accumulate(
@@ -79,9 +81,11 @@ def accumulate(
     entropy_weight: float = 0.0,
     *,
     optimizer: Any = None,
+    denominator: Denominator | None = None,
 ) -> Metrics | None:
-    """The gradient of one optimizer step on these groups."""
+    """The gradient of one optimizer step on these groups, or on these and those of other ranks."""
     batch = rollout_batch(groups, config)
+    batch = replace(batch, denominator=denominator or batch.denominator)
     return package.accumulate(batch, state_of(policy, optimizer), config, entropy_weight)
 
 

@@ -3,7 +3,6 @@
 import pathlib
 import tempfile
 from collections.abc import Mapping
-from typing import Any
 
 from groupwise.config import Config
 from groupwise.load import Parts, make_engine
@@ -12,7 +11,6 @@ from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
 from groupwise.rewards.base import Reward
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import Engine
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
@@ -20,7 +18,7 @@ from groupwise.training.loop import run_loop
 from groupwise.training.optim import Optimizer
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
-from groupwise.types import Completion, Problem, Sampling
+from groupwise.types import Problem
 from sidebyside import models
 from sidebyside.record import forget_peak, held_bytes, record
 from sidebyside.reward import letters
@@ -35,7 +33,7 @@ def measure(setting: Setting, kind: str) -> Measurement:
     prompted, _ = fit_prompts(problems, tokenizer, config.rollout.max_prompt_tokens)
     task = Task("lengths", problems, None, validation=[], test=[])
     scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
-    engine = Counted(make_engine(policy, config))
+    engine = make_engine(policy, config)
     compiled = config.compiles_training
     reference = Reference(policy, config.reference, compiled=compiled) if setting.beta else None
     state = TrainState(policy, Optimizer(model, config.optimizer, config.steps), reference)
@@ -51,9 +49,9 @@ def measure(setting: Setting, kind: str) -> Measurement:
         kind,
         setting,
         log.steps,
-        engine.tokens,
-        engine.longest,
-        engine=type(engine.inner).__name__,
+        [round(mean * setting.answers) for mean in log.tokens],
+        int(max(log.longest)),
+        engine=type(engine).__name__,
         layout=policy.layout,
     )
 
@@ -79,31 +77,14 @@ def _config(setting: Setting, *, compile_layers: bool) -> Config:
     )
 
 
-class Counted:
-    """An engine that counts what it samples."""
-
-    def __init__(self, inner: Engine) -> None:
-        self.inner = inner
-        self.tokens: list[int] = []
-        self.longest = 0
-
-    def generate(self, requests: Any, sampling: Sampling) -> list[tuple[Completion, ...]]:
-        answers = self.inner.generate(requests, sampling)
-        lengths = [len(answer.tokens) for group in answers for answer in group]
-        self.tokens.append(sum(lengths))
-        self.longest = max(self.longest, *lengths)
-        return answers
-
-    def sync(self, version: int) -> None:
-        self.inner.sync(version)
-
-
 class StepLog:
-    """A tracker that keeps the loop's own seconds, and the memory held between steps."""
+    """A tracker that keeps the loop's own seconds and lengths, and memory between steps."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.steps: list[dict[str, float]] = []
+        self.tokens: list[float] = []
+        self.longest: list[float] = []
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         seconds = {
@@ -114,6 +95,8 @@ class StepLog:
             "held_bytes": held_bytes(self.device),
         }
         self.steps.append(seconds)
+        self.tokens.append(metrics["tokens"])
+        self.longest.append(metrics["tokens_max"])
 
     def close(self) -> None:
         pass

@@ -1,7 +1,5 @@
-"""`groupwise check`: what a recipe will do, before it is trained.
+"""`groupwise check`: what a recipe will do, before it is trained; `groupwise doctor`: the set-up.
 
-`plan/` and `costs.py` plan memory and time on paper; `batch_plan.py` reads the recipe; `doctor.py`
-checks the set-up; `trial.py` makes one small
-step with its model, in memory; `verdicts.py` says what the trial foretells, each line ok or with a
-fix.
+`plan/` plans memory and time on paper; `trial.py` makes one small step with the recipe's model, in
+memory; `verdicts.py` judges the trial, each line ok or with a fix; `show.py` prints.
 """

@@ -1,7 +1,7 @@
 """`groupwise doctor`: is everything here that training needs? Each line says ok, or the exact fix.
 
 Three kinds of line: `ok`; `note`, something that is absent and not needed here (an extra, a GPU,
-the hub while offline); `fix`, something that training would fail on, with what mends it. Nothing
+the hub while offline); `fix`, something that training would fail on, with what repairs it. Nothing
 heavy is imported at the top, so that a missing package is a line and not a traceback.
 """
 
@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from groupwise.config import Config
+from groupwise.config import Config, Servers
 from groupwise.errors import GroupwiseError, RewardError
 
 HUB_SECONDS = 3.0
@@ -39,7 +39,7 @@ class Line:
     name: str
     text: str
     fix: str = ""
-    """The command or the change that mends it (empty: the text says it); of a note, the way out."""
+    """The command or the change that repairs it (empty: the text says it)."""
 
 
 def examine(config: Config) -> Iterator[Line]:
@@ -72,12 +72,8 @@ def _guarded(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
         yield Line("fix", name, first, rest)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:300]
-        yield Line(
-            "fix",
-            name,
-            f"failed with {type(error).__name__}: {reason}",
-            "mend the lines above first; if there are none, report this as a bug",
-        )
+        fix = "fix the lines above first; if there are none, report this as a bug"
+        yield Line("fix", name, f"failed with {type(error).__name__}: {reason}", fix)
 
 
 def packages() -> Iterator[Line]:
@@ -90,7 +86,8 @@ def packages() -> Iterator[Line]:
             installed.append(f"{requirement.name} {version}")
         else:
             wrong.append((requirement, version))
-    yield Line("ok", "packages", ", ".join(installed))
+    if installed:
+        yield Line("ok", "packages", ", ".join(installed))
     for requirement, version in wrong:
         state = "is not installed" if version is None else f"{version} is outside"
         text = f"{requirement.name} {state} (needs {requirement.specifier or 'any version'})"
@@ -107,20 +104,24 @@ def extras(config: Config) -> Iterator[Line]:
         command = f"pip install 'groupwise[{extra}]'"
         if not missing:
             yield Line("ok", f"extra {extra}", "installed")
+        elif getattr(config.tracking, extra, False):
+            text = "not installed; the recipe logs to it, which is optional: it trains without"
+            yield Line("note", f"extra {extra}", text, command)
         elif extra in needed:
             text = f"{', '.join(missing)} is not installed, and the recipe needs it"
             yield Line("fix", f"extra {extra}", text, command)
         else:
-            yield Line("note", f"extra {extra}", "not installed; this recipe does without", command)
+            text = "optional, and not installed; this recipe does without"
+            yield Line("note", f"extra {extra}", text, command)
 
 
 def needed_extras(config: Config) -> set[str]:
     wants = {
         "quant": config.quantization is not None or config.optimizer.kind == "adamw_8bit",
         "gym": config.task.kind == "gym",
-        "trackio": config.tracking.trackio,
-        "wandb": config.tracking.wandb,
-        "vllm": config.engine.kind == "vllm" and not config.engine.urls,
+        "mcp": config.environment.kind == "mcp",
+        "openenv": config.environment.kind == "openenv",
+        "vllm": config.engine.kind == "vllm" and config.place.kind != "servers",
     }
     return {extra for extra, wanted in wants.items() if wanted}
 
@@ -136,12 +137,8 @@ def device() -> Iterator[Line]:
     elif shutil.which("nvidia-smi") is not None:
         built = torch.version.cuda or "no CUDA"
         text = f"there is an NVIDIA driver, but torch {torch.__version__} ({built}) cannot use it"
-        yield Line(
-            "fix",
-            "device",
-            text,
-            "pip install --force-reinstall torch (https://pytorch.org says which for your driver)",
-        )
+        fix = "pip install --force-reinstall torch (https://pytorch.org says which for your driver)"
+        yield Line("fix", "device", text, fix)
     elif torch.backends.mps.is_available():
         yield Line("ok", "device", "Apple MPS")
     else:
@@ -238,12 +235,12 @@ def vllm_servers(config: Config) -> Iterator[Line]:
     """Whether each that the recipe names is there. Their model and token are checked by a run."""
     from urllib.request import urlopen
 
-    for url in config.engine.urls:
+    for url in config.place.urls if isinstance(config.place, Servers) else ():
         try:
             with urlopen(f"{url.rstrip('/')}/health", timeout=HUB_SECONDS):
-                yield Line("ok", "vLLM server", f"{url} is well")
+                yield Line("ok", "vLLM server", f"{url} answers")
         except OSError as error:
-            fix = "start it with `groupwise serve vllm MODEL`, or mend engine.urls"
+            fix = "start it with `groupwise serve vllm MODEL`, or correct place.urls"
             yield Line("fix", "vLLM server", f"{url}: {error}", fix)
 
 
@@ -279,7 +276,8 @@ def model(config: Config) -> Line:
         return Line("fix", "model", f"the hub has no model {source}", fix)
     except (HfHubHTTPError, OSError) as error:
         return Line("note", "model", f"{source}: the hub did not say ({type(error).__name__})")
-    return Line("ok", "model", f"{source} is on the hub; it is downloaded at the first run")
+    text = f"{source} is on the hub and not here yet: it is downloaded at the first run"
+    return Line("note", "model", text)
 
 
 def data(config: Config, online: bool) -> Iterator[Line]:
@@ -287,7 +285,8 @@ def data(config: Config, online: bool) -> Iterator[Line]:
     kind = config.task.kind
     from_hub = kind == "hub" or (kind in HUB_TASKS and getattr(config.task, "path", None) is None)
     if from_hub and online:
-        yield Line("ok", "data", f"{kind} comes from the hub; it is downloaded at the first run")
+        text = f"{kind} comes from the hub and is not here yet: it is downloaded at the first run"
+        yield Line("note", "data", text)
         return
     from groupwise.load import find_rewards
     from groupwise.tasks.catalog import build_task
@@ -295,10 +294,8 @@ def data(config: Config, online: bool) -> Iterator[Line]:
     task = build_task(config.task)
     sizes = f"{len(task.train)} train, {len(task.validation)} validation, {len(task.test)} test"
     yield Line("ok", "data", f"{task.name}: {sizes}")
-    rewards = find_rewards(config, task)
-    yield Line(
-        "ok", "rewards", ", ".join(f"{reward.name} x {reward.weight:g}" for reward in rewards)
-    )
+    rewards = (f"{reward.name} x {reward.weight:g}" for reward in find_rewards(config, task))
+    yield Line("ok", "rewards", ", ".join(rewards))
 
 
 def training_step() -> Line:
@@ -318,7 +315,7 @@ def training_step() -> Line:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="groupwise-doctor-") as folder:
         result = train(parse(tree), Path(folder) / "run", quiet=True)
-        assert (result.model / "model.safetensors").is_file()
+        assert (result.model_folder / "model.safetensors").is_file()
     seconds = time.perf_counter() - began
     return Line("ok", "a training step", f"the embedded model, {seconds:.1f} s with its evaluation")
 

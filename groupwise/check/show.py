@@ -1,11 +1,18 @@
-"""What `groupwise check` prints."""
+"""`groupwise check` as it is printed: the plan on paper, what the recipe says, the trial."""
 
-from groupwise.check.batch_plan import print_plan, print_settings
-from groupwise.check.costs import print_costs
+from rich.markup import escape
+
+from groupwise.check.plan import Gpu, find_gpu, job_of, make_plan, shape_of
+from groupwise.check.plan.gpus import gpu_like, this_cpu
+from groupwise.check.plan.shapes import PREFIX
+from groupwise.check.plan.show import plan_text
 from groupwise.check.trial import make_trial
 from groupwise.check.verdicts import Verdict, verdicts
 from groupwise.config import Config
-from groupwise.load import load_parts
+from groupwise.environments.groups import Episodes
+from groupwise.errors import ConfigError, ModelError
+from groupwise.load import Parts, describe, describe_place, load_parts
+from groupwise.recipe import config_text
 from groupwise.tracking.console import console, printable
 from groupwise.training.api import check_plan
 
@@ -13,7 +20,7 @@ from groupwise.training.api import check_plan
 def print_check(
     name: str, config: Config, *, dry: bool = False, gpu: str | None = None, gpus: int = 1
 ) -> None:
-    """What it costs on paper; what it says; unless `dry`, what a trial of a few problems foretells.
+    """What it costs on paper; what it says; unless `dry`, what a trial of a few problems shows.
 
     For a GPU that is not here, for several, or for a mere shape there is the paper alone.
     """
@@ -22,21 +29,101 @@ def print_check(
         return
     console.print()
     with load_parts(config) as parts:
-        print_plan(name, parts)
+        print_recipe(name, parts)
         if dry:
-            print_settings(config)
+            console.print(config_text(config), highlight=False, markup=False)
             return
         with console.status("a trial step"):
             trial = make_trial(parts)
     count = sum(len(group.completions) for group in trial.groups)
     console.print(f"\na trial: {len(trial.groups)} problems, {count} answers, one update")
-    found = verdicts(trial)
-    for verdict in found:
+    lines = verdicts(trial)
+    for verdict in lines:
         print_verdict(verdict)
-    warnings = sum(verdict.fix is not None for verdict in found)
+    warnings = sum(verdict.fix is not None for verdict in lines)
     console.print(
         f"\n{warnings} warning{'s' * (warnings != 1)}" if warnings else "\nready to train"
     )
+
+
+def print_costs(config: Config, gpu: str | None, gpus: int) -> bool:
+    """The plan. Says whether it is for this machine, and for a model that can be tried on it."""
+    shape_only = config.model.startswith(PREFIX)
+    planned = find_gpu(gpu) if gpu else gpu_here(config)
+    try:
+        job = job_of(config, on_gpu=not planned.is_cpu, world=gpus)
+        plan = make_plan(shape_of(config.model), job, planned)
+    except ModelError as error:
+        if gpu or shape_only:
+            raise
+        console.print(f"plan       none: {error}", highlight=False, markup=False)
+        return True
+    console.print(plan_text(plan), highlight=False, markup=False, soft_wrap=True)
+    return not shape_only and gpus == 1 and (gpu is None or _is_here(planned, config))
+
+
+def gpu_here(config: Config) -> Gpu:
+    """What `device` means on this machine."""
+    from groupwise.policy.load import pick_device
+
+    if pick_device(config.device).type != "cuda":
+        return this_cpu()
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return gpu_like(properties.name, properties.total_memory)
+
+
+def _is_here(gpu: Gpu, config: Config) -> bool:
+    here = gpu_here(config)
+    try:
+        return gpu == (here if here.is_cpu else find_gpu(here.name))
+    except ConfigError:  # a GPU without an entry in the table
+        return False
+
+
+def print_recipe(name: str, parts: Parts) -> None:
+    """What a recipe says, in words: model, task, rewards, batch, objective."""
+    config, objective, batch = parts.config, parts.config.algorithm, parts.config.batch
+    counts = ", ".join(f"{len(problems)} {split}" for split, problems in parts.problems.items())
+    steps = batch.minibatches * batch.epochs
+    lines = {
+        "recipe": name,
+        "policy": describe(config, parts.policy),
+        "task": f"{parts.task.name}: {counts} problems",
+        "rewards": ", ".join(f"{r.name} x {r.weight:g}" for r in parts.scorer.rewards),
+        "batch": f"{batch.prompts} prompts x {batch.group_size} answers = "
+        f"{batch.prompts * batch.group_size} answers a step, {steps} optimizer "
+        f"step{'s' * (steps > 1)} ({batch.minibatches} minibatches x {batch.epochs} epochs), "
+        f"at most {batch.tokens_per_microbatch} tokens at once",
+        "objective": f"{objective.preset}: {objective.ratio} ratio, {objective.surrogate.kind}, "
+        f"{objective.aggregate}, advantages: {objective.advantage.formula()}",
+        "reference": config.reference.kind if objective.needs_reference else "none (no KL)",
+        "sampling": f"temperature {config.rollout.temperature:g}, "
+        f"up to {config.rollout.max_completion_tokens} tokens",
+    }
+    if config.place.kind != "here" or config.timing.kind != "in_turn":
+        lines["engine"] = describe_place(config)
+    for key, text in lines.items():
+        console.print(f"[bold]{key:<10}[/] {escape(text)}", highlight=False)
+    for text in episode_lines(parts.episodes):
+        console.print(escape(text), highlight=False)
+
+
+def episode_lines(episodes: Episodes | None) -> list[str]:
+    """What an episode is, and what the chat template was proven to do on probe conversations."""
+    if episodes is None:
+        return []
+    tools = ", ".join(tool.name for tool in episodes.factory.tools)
+    lines = [
+        f"episodes   {episodes.factory.name}: up to {episodes.limits.max_turns} turns, continued "
+        f"by {episodes.continued_by}{f'; tools: {tools}' if tools else ''}"
+    ]
+    for kind, broken in episodes.prove().items():
+        kept = "what stands before stays, token by token"
+        split = f"{broken}; episodes go on in a new segment there"
+        lines.append(f"template   {kind}: {kept if broken is None else split}")
+    return lines
 
 
 def print_verdict(verdict: Verdict) -> None:

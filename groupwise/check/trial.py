@@ -50,7 +50,6 @@ def make_trial(parts: Parts) -> Trial:
     config = _small(parts.config)
     small = replace(parts, config=config)
     state = start_state(small, None)
-    parts.engine.sync(version=0)
     _warm_up(small)
     with Clock() as clock:
         step = grpo_step(small, state)

@@ -1,10 +1,12 @@
-"""What a trial foretells: each line ok, or a warning with its fix. Pure functions of a trial."""
+"""What a trial shows: each line ok, or a warning with its fix. Pure functions of a trial."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from groupwise.check.plan.show import duration as time_text
 from groupwise.check.trial import Trial
 from groupwise.config import Config
+from groupwise.diagnose.history import percent
 from groupwise.types import Completion
 
 
@@ -35,48 +37,44 @@ def prompts(trial: Trial) -> Verdict:
     limit = trial.config.rollout.max_prompt_tokens
     how = {True: "by the chat template", False: "joined turns, no chat template", None: "plain"}
     text = f"{how[trial.templated]}, {min(lengths)}-{max(lengths)} tokens (limit {limit})"
-    if trial.templated is False:
-        fix = "the model was not taught to chat: use its instruct version, or a plain prompt"
-        return Verdict("prompts", text, fix)
-    return Verdict("prompts", text)
+    fix = "the model was not taught to chat: use its instruct version, or a plain prompt"
+    return Verdict("prompts", text, fix if trial.templated is False else None)
 
 
 def ends(trial: Trial) -> Verdict:
     completions = _completions(trial)
     cut = _share([c.truncated for c in completions])
-    longest = max(len(c.tokens) for c in completions)
     limit = trial.config.rollout.max_completion_tokens
-    text = f"{_percent(1 - cut)} end by themselves, {_percent(cut)} are cut off at {limit} tokens"
+    text = f"{percent(1 - cut)} end by themselves, {percent(cut)} are cut off at {limit} tokens"
+    fix = None
     if trial.turn_end is not None:
         fix = (
             f"the chat template ends a turn with {trial.turn_end!r}, which is not among the "
-            f"model's eos tokens: rollout.stop=['{trial.turn_end}'], or mend generation_config.json"
+            f"model's eos tokens: rollout.stop=['{trial.turn_end}'], or fix generation_config.json"
         )
-        return Verdict("ends", text, fix)
-    if cut == 1:
+    elif cut == 1:
         fix = (
             "no answer ends: look at some (groupwise sample); rollout.stop=['...'] where they go "
             f"on after the answer, rollout.max_completion_tokens={2 * limit} where they do not "
             "get there"
         )
-        return Verdict("ends", text, fix)
-    if cut > 0.2:
-        return Verdict("ends", text, f"rollout.max_completion_tokens={2 * limit}")
-    return Verdict("ends", f"{text}; the longest has {longest}")
+    elif cut > 0.2:
+        fix = f"rollout.max_completion_tokens={2 * limit}"
+    else:
+        text += f"; the longest has {max(len(c.tokens) for c in completions)}"
+    return Verdict("ends", text, fix)
 
 
 def answers(trial: Trial) -> Verdict:
-    found, formed = _share(trial.extracted), _share(trial.formatted)
-    text = f"a final answer is found in {_percent(found)}, the form asked for in {_percent(formed)}"
+    read, formed = _share(trial.extracted), _share(trial.formatted)
+    text = f"a final answer is found in {percent(read)}, the form asked for in {percent(formed)}"
     if trial.right is not None:
-        text += f"; {_percent(_share(trial.right))} are right"
-    if found < 0.5:
-        fix = (
-            "most answers cannot be read: look at some (groupwise sample), show the form by an "
-            "example in the prompt, or open answers with a prefill"
-        )
-        return Verdict("answers", text, fix)
-    return Verdict("answers", text)
+        text += f"; {percent(_share(trial.right))} are right"
+    fix = (
+        "most answers cannot be read: look at some (groupwise sample), show the form by an "
+        "example in the prompt, or open answers with a prefill"
+    )
+    return Verdict("answers", text, fix if read < 0.5 else None)
 
 
 def rewards(trial: Trial) -> list[Verdict]:
@@ -102,18 +100,16 @@ def spread(trial: Trial) -> Verdict:
     config = trial.config
     expected = useful * config.batch.prompts
     text = (
-        f"answers differ in reward in {_percent(useful)} of groups: about {expected:.0f} of "
+        f"answers differ in reward in {percent(useful)} of groups: about {expected:.0f} of "
         f"{config.batch.prompts} a step teach something"
     )
-    if useful >= 0.3:
-        return Verdict("spread", text)
-    if trial.right is not None and _share(trial.right) > 0.9:
-        return Verdict("spread", text, "nearly all is right already: use harder problems")
     fix = (
         f"easier problems or part marks; batch.group_size={2 * config.batch.group_size}; "
         "rollout.max_draws=3"
     )
-    return Verdict("spread", text, fix)
+    if trial.right is not None and _share(trial.right) > 0.9:
+        fix = "nearly all is right already: use harder problems"
+    return Verdict("spread", text, fix if useful < 0.3 else None)
 
 
 def numerics(trial: Trial) -> Verdict:
@@ -135,16 +131,14 @@ def memory(trial: Trial) -> Verdict:
         )
         full = trial.config.batch.prompts / len(trial.groups) * tokens
         growth = max(1.0, min(trial.config.batch.tokens_per_microbatch, full) / tokens)
-    foreseen = trial.resident_gb + growth * max(trial.peak_gb - trial.resident_gb, 0.0)
+    needed = trial.resident_gb + growth * max(trial.peak_gb - trial.resident_gb, 0.0)
     text = (
-        f"about {foreseen:.1f} of {trial.available_gb:.0f} GB, of which {trial.resident_gb:.2g} GB "
+        f"about {needed:.1f} of {trial.available_gb:.0f} GB, of which {trial.resident_gb:.2g} GB "
         "weights and optimizer"
     )
-    if foreseen > 0.9 * trial.available_gb:
-        half = trial.config.batch.tokens_per_microbatch // 2
-        fix = f"batch.tokens_per_microbatch={half}, gradient_checkpointing=true, or an adapter"
-        return Verdict("memory", text, fix)
-    return Verdict("memory", text)
+    half = trial.config.batch.tokens_per_microbatch // 2
+    fix = f"batch.tokens_per_microbatch={half}, gradient_checkpointing=true, or an adapter"
+    return Verdict("memory", text, fix if needed > 0.9 * trial.available_gb else None)
 
 
 def duration(trial: Trial) -> Verdict:
@@ -154,18 +148,16 @@ def duration(trial: Trial) -> Verdict:
     count = 2 + (config.steps // config.eval.every if config.eval.every else 0)
     total = config.steps * step + count * evals
     phases = ", ".join(
-        f"{name} {_time(seconds * _scale(trial))}"
+        f"{name} {time_text(seconds * _scale(trial))}"
         for name, seconds in trial.seconds.items()
         if seconds * _scale(trial) > 0.01 * step
     )
     text = (
-        f"at most about {_time(step)} a step ({phases}); {count} evaluations of {_time(evals)}; "
-        f"{config.steps} steps take {_time(total)}"
+        f"at most about {time_text(step)} a step ({phases}); {count} evaluations of "
+        f"{time_text(evals)}; {config.steps} steps take {time_text(total)}"
     )
-    if count * evals > 0.5 * total and total > 60:
-        fix = "evaluation takes most of it: a larger eval.every, a smaller eval.problems, eval.k=1"
-        return Verdict("time", text, fix)
-    return Verdict("time", text)
+    fix = "evaluation takes most of it: a larger eval.every, a smaller eval.problems, eval.k=1"
+    return Verdict("time", text, fix if count * evals > 0.5 * total and total > 60 else None)
 
 
 def step_seconds(trial: Trial) -> float:
@@ -190,13 +182,3 @@ def _completions(trial: Trial) -> list[Completion]:
 
 def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / len(flags) if flags else 0.0
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,7 +1,8 @@
-"""The application that commands are added to, and how the words after a command are read."""
+"""The application that commands are added to, and which config the words after a command mean."""
 
 import json
 import pathlib
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,8 @@ import typer
 from groupwise import __version__
 from groupwise.config import Config
 from groupwise.errors import ConfigError
-from groupwise.recipe import parse, parse_file, read_yaml
+from groupwise.recipe import DEFAULT, load_recipe, parse, parse_file, read_yaml
+from groupwise.recipe.tiny import swapped
 
 app = typer.Typer(
     help="GRPO post-training for language models.\n\n"
@@ -42,17 +44,6 @@ def options_before_the_command(
     """What may stand between `groupwise` and a command; the callback above does the work."""
 
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name or file; overrides."),
-]
-
-TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run the marked functions that a recipe or folder names."),
-]
-
-
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:
     """The recipe, if any, and the overrides: `demo steps=5` or just `steps=5`."""
     names = [word for word in words or [] if "=" not in word]
@@ -81,7 +72,41 @@ def config_for(
     tree: dict[str, Any] = read_yaml(saved)
     engine = tree.get("engine")
     if isinstance(engine, dict) and engine.get("kind") == "vllm":
-        tree["engine"] = {}  # the run's servers may be gone by now, or serve another run
+        tree["engine"] = {}
+    for key in ("place", "timing"):  # the run's servers may be gone by now, or serve another run
+        tree.pop(key, None)
     if task and tree.get("rollout") is None:
         tree["rollout"] = {}
     return parse_file(saved, tree, typed, trust_code=trust_code)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`title` names it for people, `name` is what the user wrote."""
+
+    name: str
+    config: Config
+    preset: str | None
+    tiny: bool
+
+    @property
+    def title(self) -> str:
+        return " ".join([self.name, *self._additions()])
+
+    @property
+    def folder(self) -> str:
+        """The default run folder: one of its own for each preset, and for tiny runs."""
+        return "-".join([f"runs/{pathlib.Path(self.name).stem}", *self._additions()])
+
+    def _additions(self) -> list[str]:
+        return [*([self.preset] if self.preset else []), *(["tiny"] if self.tiny else [])]
+
+
+def choose(words: list[str] | None, preset: str | None, tiny: bool, trust_code: bool) -> Chosen:
+    """The config; what `--tiny` swapped is said."""
+    name, overrides = split(words)
+    config = load_recipe(name, overrides, preset=preset, tiny=tiny, trust_code=trust_code)
+    if tiny:
+        whole = load_recipe(name, overrides, preset=preset, trust_code=trust_code)
+        typer.echo("--tiny: " + "; ".join(swapped(whole, config)))
+    return Chosen(name or DEFAULT, config, preset, tiny)

@@ -13,10 +13,7 @@ from groupwise.errors import GroupwiseError, Interrupted, RankLost, shortened
 from groupwise.secrets import masked
 
 # Importing a module adds its commands to the application: the order here is that of the help.
-COMMANDS = (
-    "train", "models", "compare", "view", "recipes", "doctor", "explain", "reward",
-    "serve", "export", "import_",
-)  # fmt: skip
+COMMANDS = ("train", "models", "recipes", "runs", "reward", "environment", "serve")
 for name in COMMANDS:
     importlib.import_module(f"groupwise.cli.{name}")
 

@@ -1,24 +1,25 @@
-"""groupwise eval and groupwise sample: what a trained model can do, in numbers and to read."""
+"""groupwise eval, sample, export and import: a trained model in numbers, to read, and elsewhere."""
 
-import json
 import pathlib
 from typing import Annotated
 
 import typer
 
-from groupwise.cli.app import TrustCode, app, config_for
+from groupwise.cli import options
+from groupwise.cli.app import app, config_for
+from groupwise.errors import ConfigError
 
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, a hub id, tiny ...")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    task: Annotated[str | None, typer.Option(help="Task kind, e.g. gsm8k.")] = None,
-    data: Annotated[str | None, typer.Option(help="The task's data: a folder or file.")] = None,
+    model: options.Model,
+    overrides: options.Overrides = None,
+    task: options.Task = None,
+    data: options.Data = None,
     k: Annotated[int | None, typer.Option(help="Sampled answers per problem.", min=1)] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many problems.", min=1)] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the metrics here.")] = None,
-    trust_code: TrustCode = False,
+    json_file: options.JsonFile = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Accuracy, pass@k, maj@k, format and lengths on held-out problems.
 
@@ -26,29 +27,29 @@ def evaluate(
 
     groupwise eval Qwen/Qwen2.5-0.5B-Instruct --task gsm8k --data data/gsm8k --limit 100
     """
-    typed = [*(overrides or []), *_eval_overrides(k, limit)]
-    config = config_for(model, task, data, typed, trust_code=trust_code)
+    limits = {"eval.k": k, "eval.problems": limit, "task.test_size": limit}
+    typed = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    config = config_for(model, task, data, [*(overrides or []), *typed], trust_code=trust_code)
     from groupwise.load import load_parts
+    from groupwise.report.terminal import metrics_table
     from groupwise.tracking.console import console
-    from groupwise.tracking.report import metrics_table
 
     with load_parts(config) as parts, console.status("evaluating"):
         metrics = parts.evaluate("test").metrics
     console.print(metrics_table(metrics, f"{model} on {config.task.kind} (test)"))
-    if json_file:
-        pathlib.Path(json_file).write_text(json.dumps(metrics, indent=2) + "\n")
+    options.write_json(json_file, metrics)
 
 
 @app.command()
 def sample(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, a hub id, tiny ...")],
+    model: options.Model,
     prompt: Annotated[
         str | None, typer.Argument(help="A question.", show_default="held-out ones")
     ] = None,
     n: Annotated[int, typer.Option(help="Answers (or problems, without a prompt).", min=1)] = 4,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option()] = 0,
-    trust_code: TrustCode = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """See answers: to your prompt, or to held-out problems with their verdicts.
 
@@ -57,11 +58,98 @@ def sample(
     groupwise sample smollm2 "Which is larger, 17 or 71?" --temperature 0
     """
     config = config_for(model, None, None, [f"seed={seed}"], trust_code=trust_code)
-    from groupwise.sample import print_samples
+    from groupwise.samples.show import print_samples
 
     print_samples(config, prompt, n, temperature)
 
 
-def _eval_overrides(k: int | None, limit: int | None) -> list[str]:
-    found = {"eval.k": k, "eval.problems": limit, "task.test_size": limit}
-    return [f"{key}={value}" for key, value in found.items() if value is not None]
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model folder.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, or script with --to.", show_default="RUN/export, RUN/export_TO.py"
+        ),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the adapter into the weights.")
+    ] = False,
+    to: Annotated[
+        str | None, typer.Option(help="trl or neuron: a script that trains the same there.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option(help="--to neuron: cores that share the model.", min=1)
+    ] = 8,
+    push: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Upload to this private hub repository.")
+    ] = None,
+    trust_code: options.TrustCode = False,
+) -> None:
+    """Write a run's model to a folder of its own, upload it, or write a script for TRL.
+
+    groupwise export runs/demo --merge --out merged
+
+    groupwise export runs/demo --to trl --out train_with_trl.py
+    """
+    if to is not None:
+        if merge or push:
+            raise ConfigError("--to writes a script: leave out --merge and --push")
+        _script(model, to, out, tensor_parallel, trust_code)
+        return
+    from groupwise.interop.folder import export_model, push_model
+
+    target = pathlib.Path(out) if out else pathlib.Path(model) / "export"
+    merged = export_model(model, target, merge=merge)
+    what = "the adapter and its model, merged" if merged else "the model as it was saved"
+    typer.echo(f"{target}: {what}")
+    if push:
+        typer.echo(push_model(target, push))
+
+
+def _script(run: str, to: str, out: str | None, tensor_parallel: int, trust_code: bool) -> None:
+    if to not in ("trl", "neuron"):
+        raise ConfigError(f"--to takes trl or neuron, not {to!r}")
+    target = pathlib.Path(out) if out else pathlib.Path(run) / f"export_{to}.py"
+    if target.suffix != ".py":
+        raise ConfigError(f"--out {target} must be a script: name it {target}.py")
+    if to == "trl":
+        from groupwise.interop.trl import export_trl
+
+        lost = export_trl(run, target, trust_code=trust_code)
+    else:
+        from groupwise.interop.neuron import export_neuron
+
+        lost = export_neuron(run, target, tensor_parallel, trust_code=trust_code)
+    for line in lost:
+        typer.echo(f"not expressed: {line}")
+    typer.echo(f"{target} and {target.with_suffix('.jsonl').name}")
+
+
+@app.command("import")
+def import_settings(
+    file: Annotated[str, typer.Argument(help="A TRL GRPOConfig: YAML or JSON.")],
+    out: Annotated[
+        str | None, typer.Option(help="Recipe.", show_default="FILE-recipe.yaml")
+    ] = None,
+) -> None:
+    """A TRL GRPOConfig becomes a recipe; says what has no counterpart and which defaults differ.
+
+    groupwise import grpo_config.yaml --out mine.yaml
+    """
+    from groupwise.interop.import_trl import from_trl, read_fields, recipe_text
+
+    source = pathlib.Path(file)
+    imported = from_trl(read_fields(source))
+    target = pathlib.Path(out) if out else source.with_name(f"{source.stem}-recipe.yaml")
+    if target.resolve() == source.resolve():
+        raise ConfigError(f"--out {out} is the file that is read: name another")
+    target.write_text(recipe_text(imported, source.name), encoding="utf-8")
+    for title, lines in (
+        ("no counterpart", imported.lost.values()),
+        ("TRL's default, written down", imported.defaults),
+        ("note", imported.notes),
+    ):
+        for line in lines:
+            typer.echo(f"{title}: {line}")
+    typer.echo(f"{target}: look it over, then  groupwise check {target}")

@@ -1,25 +1,23 @@
 """groupwise reward ...: rewards and reward models."""
 
-import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from groupwise.cli.app import TrustCode, Words, config_for, reward_app
-from groupwise.cli.chosen import Preset, Tiny, choose
+from groupwise.cli import options
+from groupwise.cli.app import choose, config_for, reward_app
 from groupwise.errors import ConfigError
 
 
 @reward_app.command("bench")
 def reward_bench(
-    words: Words = None,
-    preset: Preset = None,
-    tiny: Tiny = False,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the report here.")] = None,
-    trust_code: TrustCode = False,
+    words: options.Words = None,
+    preset: options.Preset = None,
+    tiny: options.Tiny = False,
+    json_file: options.JsonFile = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Try right, wrong, broken and gaming answers on a recipe's rewards. Exit code 2: a flaw.
 
@@ -29,20 +27,32 @@ def reward_bench(
     config = chosen.config
     from groupwise.evaluate import judges
     from groupwise.load import find_rewards
-    from groupwise.rewards.bench import bench_table, flaw_lines, run_bench, solve_problems
+    from groupwise.reward_models.reward import PREFIX
+    from groupwise.rewards.bench import (
+        LEARNED_PROBLEMS,
+        LEARNED_SECONDS,
+        PROBLEMS,
+        bench_table,
+        flaw_lines,
+        run_bench,
+        solve_problems,
+    )
     from groupwise.rewards.scorer import Scorer
     from groupwise.tasks.catalog import build_task
     from groupwise.tracking.console import console
 
     task = build_task(config.task)
-    own = Scorer(find_rewards(config, task), config.reward_timeout, "skip")
+    learned = any(reward.name.startswith(PREFIX) for reward in config.rewards)
+    # A model that compares every pair of answers to a problem takes minutes on a CPU.
+    seconds = max(config.reward_timeout, LEARNED_SECONDS) if learned else config.reward_timeout
+    problems = solve_problems(task.train, task.solve, LEARNED_PROBLEMS if learned else PROBLEMS)
+    own = Scorer(find_rewards(config, task), seconds, "skip")
     with own, Scorer(judges(task), config.reward_timeout, "stop") as judge:
-        report = run_bench(solve_problems(task.train, task.solve), own, judge)
+        report = run_bench(problems, own, judge)
     console.print(bench_table(report, f"rewards of {chosen.title}"))
     for line in flaw_lines(report):
         console.print(line, markup=False, highlight=False)
-    if json_file:
-        pathlib.Path(json_file).write_text(json.dumps(report.json(), indent=2) + "\n")
+    options.write_json(json_file, report.json())
     report.check()
     typer.echo("no wrong answer beats a right one")
 
@@ -75,7 +85,7 @@ def reward_fit(
     patience: Annotated[int, typer.Option(help="Epochs without progress, then stop.", min=1)] = 3,
     seed: Annotated[int, typer.Option()] = 0,
     device: Device = "auto",
-    trust_code: TrustCode = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Fit a reward model: on a run's answers, judged by its task, or on JSON Lines.
 
@@ -85,9 +95,9 @@ def reward_fit(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from groupwise.report.terminal import metrics_table
     from groupwise.reward_models.api import FitPlan, checked_kind, fit_to_folder
     from groupwise.tracking.console import console
-    from groupwise.tracking.report import metrics_table
 
     plan = FitPlan(
         data, checked_kind(kind), base, tokenizer, max_tokens, validation, epochs, batch_size, lr,
@@ -131,18 +141,18 @@ def reward_score(
 def reward_eval(
     model: Model,
     data: Data,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the metrics here.")] = None,
+    json_file: options.JsonFile = None,
     batch_size: BatchSize = 32,
     device: Device = "auto",
-    trust_code: TrustCode = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Accuracy, AUC and calibration of a reward model on labelled answers or pairs.
 
     groupwise reward eval runs/rm runs/demo
     """
+    from groupwise.report.terminal import metrics_table
     from groupwise.reward_models.api import eval_on
     from groupwise.tracking.console import console
-    from groupwise.tracking.report import metrics_table
 
     quality = eval_on(model, data, batch_size=batch_size, device=device, trust_code=trust_code)
     measured = asdict(quality)
@@ -150,23 +160,22 @@ def reward_eval(
     title = f"{model} on {data}"
     console.print(metrics_table({"judged right": measured["accuracy"], **shown}, title))
     console.print(calibration_table(measured["calibration"]))
-    if json_file:
-        pathlib.Path(json_file).write_text(json.dumps(measured, indent=2) + "\n")
+    options.write_json(json_file, measured)
 
 
 @reward_app.command("pairs")
 def reward_pairs(
-    model: Annotated[str, typer.Argument(help="A run folder, a model folder, a hub id, tiny ...")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    model: options.Model,
+    overrides: options.Overrides = None,
     *,
     out: Annotated[str, typer.Option(help='JSON Lines of {"prompt", "chosen", "rejected"}.')],
     problems: Annotated[int, typer.Option(help="Training problems to sample for.", min=1)] = 256,
     pairs: Annotated[int, typer.Option(help="Pairs per problem.", min=1)] = 4,
     temperatures: Annotated[str, typer.Option(help="Lowest and highest.")] = "0.7,1.3",
     label: Annotated[str, typer.Option(help="correct (the verifier) or rewards.")] = "correct",
-    task: Annotated[str | None, typer.Option(help="Task kind, e.g. gsm8k.")] = None,
-    data: Annotated[str | None, typer.Option(help="The task's data: a folder or file.")] = None,
-    trust_code: TrustCode = False,
+    task: options.Task = None,
+    data: options.Data = None,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Sample pairs of answers at spread temperatures, and tell which is better.
 
@@ -178,13 +187,13 @@ def reward_pairs(
         spread = float(low), float(high or low)
     except ValueError:
         raise ConfigError(f"--temperatures is {temperatures!r}; write it as 0.7,1.3") from None
-    from groupwise.pairs import write_pairs
+    from groupwise.samples.pairs import write_pairs
 
-    found = write_pairs(
+    count = write_pairs(
         config, out, problems=problems, pairs=pairs, temperatures=spread, label=label
     )
     typer.echo(
-        f"{out}: {found.written} pairs from {found.problems} problems, {found.ties} ties left out"
+        f"{out}: {count.written} pairs from {count.problems} problems, {count.ties} ties left out"
     )
 
 

@@ -1,6 +1,6 @@
 """groupwise serve: models that training asks over HTTP."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,9 +20,14 @@ Token = Annotated[
         show_default="a random one, printed",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cuda, mps or cpu.")]
-Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
-Quantization = Annotated[str | None, typer.Option(help="int8 or nf4: weights in 8 or 4 bits.")]
+Device = Annotated[Literal["auto", "cuda", "mps", "cpu"], typer.Option(help="Where it runs.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Of weights and products.")
+]
+UntilEof = Annotated[bool, typer.Option("--until-eof", help="Stop when standard input ends.")]
+Quantization = Annotated[
+    Literal["int8", "nf4"] | None, typer.Option(help="Weights in 8 or 4 bits.")
+]
 
 
 @serve_app.callback()
@@ -46,7 +51,6 @@ def reference(
 
     groupwise serve reference smollm2 --port 8650
     """
-    _check_words(device, precision, quantization)
     from groupwise.remote.reference_server import serve_reference
     from groupwise.remote.running import Listening
 
@@ -60,21 +64,20 @@ def rollouts(
     host: Host = "127.0.0.1",
     port: Port = 8660,
     token: Token = None,
-    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 64,
+    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 512,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
-    until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Stop when standard input ends.")
+    until_eof: UntilEof = False,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run engines that a run names, if they are marked.")
     ] = False,
 ) -> None:
-    """Answers sampled in a process of their own, for runs with workers.urls.
+    """Answers sampled in a process of their own, for runs with place.urls.
 
     groupwise serve rollouts smollm2 --port 8660
     """
-    _check_words(device, precision, quantization)
-    from groupwise.config import Config
-    from groupwise.load import make_engine
+    from groupwise.load import worker_engine
     from groupwise.policy.load import Policy
     from groupwise.remote.running import Listening
     from groupwise.remote.worker_payload import RunSettings
@@ -82,22 +85,58 @@ def rollouts(
     from groupwise.rollout.engine import Engine
 
     def engine(policy: Policy, run: RunSettings) -> Engine:
-        return make_engine(policy, Config(engine=run.engine, compile=run.compile))
+        return worker_engine(policy, run, trust_code=trust_code)
 
     listening = Listening(host, port, token or None, queue, until_eof)
     serve_rollouts(model, device, precision, quantization, engine, listening, _announce)
 
 
-def _check_words(device: str, precision: str, quantization: str | None) -> None:
-    from groupwise.errors import ConfigError
+@serve_app.command()
+def gateway(
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8670,
+    token: Token = None,
+    temperature: Annotated[float, typer.Option(help="Of every reply.", min=0.0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of one reply at most.", min=1)] = 1024,
+    seed: Annotated[int, typer.Option(help="With a session's name, the key of its replies.")] = 0,
+    override_sampling: Annotated[
+        bool,
+        typer.Option(
+            "--override-sampling",
+            help="Take these settings where a request asks for others, rather than refuse it.",
+        ),
+    ] = False,
+    queue: Annotated[int, typer.Option(help="Requests in progress.", min=1)] = 512,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    quantization: Quantization = None,
+    until_eof: UntilEof = False,
+) -> None:
+    """A model behind an OpenAI-compatible URL that records exact tokens by session.
 
-    for name, value, known in (
-        ("--device", device, ("auto", "cuda", "mps", "cpu")),
-        ("--precision", precision, ("auto", "fp32", "bf16", "fp16")),
-        ("--quantization", quantization, ("int8", "nf4")),
-    ):
-        if value is not None and value not in known:
-            raise ConfigError(f"{name} takes {', '.join(known)}, not {value!r}")
+    groupwise serve gateway smollm2 --port 8670
+
+    With OPENAI_BASE_URL=http://127.0.0.1:8670/s/NAME/v1 an agent's requests are the session NAME;
+    GET /s/NAME gives its tokens, log-probs and messages.
+    """
+    from groupwise.config import Config
+    from groupwise.environments.gateway_server import GatewaySettings, serve_gateway
+    from groupwise.load import make_engine
+    from groupwise.remote.running import Listening
+    from groupwise.types import Sampling
+
+    settings = GatewaySettings(model, Sampling(max_tokens, temperature), seed, override_sampling)
+    listening = Listening(host, port, token or None, queue, until_eof)
+    serve_gateway(
+        settings,
+        device,
+        precision,
+        quantization,
+        lambda policy: make_engine(policy, Config()),
+        listening,
+        _announce,
+    )
 
 
 def _announce(address: str, made_up: str | None) -> None:
@@ -111,21 +150,20 @@ def vllm(
     context: typer.Context,
     model: Model,
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    port: Port = 8000,
     token: Token = None,
     precision: Precision = "auto",
     lora_rank: Annotated[
         int, typer.Option(help="Take adapters of up to this rank instead of all weights.", min=0)
     ] = 0,
+    until_eof: UntilEof = False,
 ) -> None:
     """`vllm serve` as runs with engine.kind=vllm need it. Flags of vLLM's own are passed on.
 
     groupwise serve vllm Qwen/Qwen2.5-3B --max-model-len 2048 --tensor-parallel-size 2
     """
-    from groupwise.errors import ConfigError
-    from groupwise.remote.vllm_command import DTYPES, Serving, serve_vllm
+    from groupwise.remote.vllm_command import Serving, serve_vllm
 
-    if precision not in DTYPES:
-        raise ConfigError(f"--precision takes {', '.join(DTYPES)}, not {precision!r}")
     more = tuple(context.args)
-    serve_vllm(Serving(model, host, port, precision, lora_rank, more), token or None)
+    serving = Serving(model, host, port, precision, lora_rank, more)
+    serve_vllm(serving, token or None, until_eof=until_eof)

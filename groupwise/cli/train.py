@@ -7,30 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from groupwise.cli.app import TrustCode, Words, app
-from groupwise.cli.chosen import Preset, Tiny, choose
+from groupwise.cli import options
+from groupwise.cli.app import app, choose
 from groupwise.config import Config
+from groupwise.distributed.gpus import count_gpus, processes_for
 from groupwise.errors import ConfigError
 from groupwise.tracking.run import restart as set_run_aside
 
 
 @app.command()
 def train(
-    words: Words = None,
+    words: options.Words = None,
     out: Annotated[str | None, typer.Option(help="Run folder.", show_default="runs/RECIPE")] = None,
-    preset: Preset = None,
-    tiny: Tiny = False,
+    preset: options.Preset = None,
+    tiny: options.Tiny = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Start over; what is in the folder is kept aside.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live progress.")] = False,
     nproc: Annotated[
-        int, typer.Option(help="Processes on this machine that train together.", min=1)
-    ] = 1,
+        str, typer.Option(help="Processes that train together here; auto: one for each GPU.")
+    ] = "auto",
     launcher: Annotated[
         str | None, typer.Option("--launch", help="ray: as a job on a Ray cluster.")
     ] = None,
-    trust_code: TrustCode = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Train. The same command again resumes the run in its folder.
 
@@ -53,25 +54,51 @@ def train(
     if restart and os.environ.get("RANK", "0") == "0":
         set_run_aside(pathlib.Path(folder))
     if launcher is not None:
-        _finished(folder, _on_ray(launcher, chosen.config, folder, nproc, quiet))
-        return
-    if nproc > 1 and "RANK" in os.environ:
+        workers = 1 if nproc == "auto" else _count(nproc)
+        return _finished(folder, _on_ray(launcher, chosen.config, folder, workers, quiet))
+    processes = _processes(nproc, chosen.config)
+    if processes > 1 and "RANK" in os.environ:
         raise ConfigError(
             f"--nproc {nproc} starts processes itself, and this is one that another launcher "
             "started (RANK is set): leave --nproc out"
         )
-    if nproc > 1:
+    if processes > 1:
         options = [*(["--preset", preset] if preset else []), *["--tiny"] * tiny]
         options += ["--trust-code"] * trust_code
         again = ["train", *(words or []), "--out", folder, *options, *["--quiet"] * quiet]
-        raise typer.Exit(launch(again, nproc))
+        raise typer.Exit(launch(again, processes))
     stop_with_launcher()
+    first = os.environ.get("RANK", "0") == "0"
+    if first and not quiet:  # importing torch takes seconds: something is to be seen before that
+        typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}")
     from groupwise.training.api import train as run_training
 
     result = run_training(chosen.config, folder, quiet=quiet)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    _finished(folder, result.summary)
+    if first:
+        _finished(folder, result.summary)
+
+
+def _in_short(config: Config) -> str:
+    return f"{config.model} on {config.task.kind}, {config.steps} steps"
+
+
+def _processes(nproc: str, config: Config) -> int:
+    """How many are to be started here; a process that a launcher started starts none."""
+    if nproc != "auto":
+        return _count(nproc)
+    if "RANK" in os.environ:
+        return 1
+    here = config.place.kind == "here" and config.engine.kind != "vllm"
+    count, line = processes_for(count_gpus(), config.device, config.batch.prompts, here)
+    if line:
+        typer.echo(line)
+    return count
+
+
+def _count(nproc: str) -> int:
+    if not nproc.isdecimal() or int(nproc) < 1:
+        raise ConfigError(f"--nproc takes auto or a number from 1 on, not {nproc!r}")
+    return int(nproc)
 
 
 def _on_ray(
@@ -87,4 +114,4 @@ def _on_ray(
 def _finished(folder: str, summary: Mapping[str, Any]) -> None:
     after = summary["after"]
     score = "accuracy" if "accuracy" in after else "reward"
-    typer.echo(f"{folder}: finished, held-out {score} {after[score]:.3f}")
+    typer.echo(f"{folder}: {summary['status']}, test {score} {after[score]:.3f}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -43,3 +43,8 @@ def replaced_class(modules: Sequence[nn.Module], subclass: type[nn.Module]) -> I
     finally:
         for module, own in zip(modules, classes, strict=True):
             module.__class__ = own
+
+
+def changes_in_place(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, as autograd counts it."""
+    return tensor._version

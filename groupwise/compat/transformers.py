@@ -30,6 +30,38 @@ def attn_implementation(model: Any, name: str) -> Iterator[None]:
             config._attn_implementation = own
 
 
+ROUTED = "groupwise_attention"
+"""Attribute of a model's config: what its attention is routed to. Each model has a config of its
+own, so one may be sampled from in a thread while another is trained; and whichever thread runs a
+backward pass finds it."""
+
+
+@contextmanager
+def routed_attention(model: Any, name: str, function: Any) -> Iterator[None]:
+    """`attn_implementation`, where the registered function asks `routed` what to call."""
+    configs, outer = (model.config, model.config.get_text_config()), routed(model.config)
+    with attn_implementation(model, name):
+        for config in configs:
+            vars(config)[ROUTED] = function
+        try:
+            yield
+        finally:
+            for config in configs:
+                vars(config)[ROUTED] = outer
+                if outer is None:
+                    vars(config).pop(ROUTED)
+
+
+def routed(config: Any) -> Any:
+    """What the innermost open `routed_attention` gave; None outside."""
+    return getattr(config, ROUTED, None)
+
+
+def is_saved_in_another_form(model: Any) -> bool:
+    """Whether `save_pretrained` renames or splits weights, as it does for mixtures of experts."""
+    return bool(getattr(model, "_weight_conversions", None))
+
+
 def set_checkpoint_function(model: Any, function: Callable[..., Any]) -> None:
     """Run layers under `function(layer, *inputs)` where gradient checkpointing is enabled."""
     for module in model.modules():
@@ -45,3 +77,8 @@ def is_adapter_checkpoint(model: Any) -> bool:
 def no_split_modules(model: Any) -> list[str]:
     """Class names of the layers that the model wants to have whole on one device."""
     return list(getattr(model, "_no_split_modules", None) or ())
+
+
+def model_id(model: Any) -> str:
+    """The name or folder that a model was loaded from; empty for one made in memory."""
+    return str(getattr(model.config, "_name_or_path", "") or "")

@@ -21,6 +21,11 @@ def check_server_url(url: str) -> None:
         raise ValueError(f"urls must look like http://127.0.0.1:8650, not {url!r}")
 
 
+def server_url(url: str) -> str:
+    check_server_url(url)
+    return url.rstrip("/")
+
+
 def check_token_variable(name: str) -> str:
     """What it holds is sent to a server that the same recipe names: no other secret may be."""
     if not name.startswith(OURS):

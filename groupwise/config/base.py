@@ -4,6 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
+from groupwise.errors import ConfigError
+
 LARGEST_INTEGER = 2**63 - 1
 
 
@@ -15,6 +17,15 @@ class Settings(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            raise ConfigError(
+                f"{name} cannot be assigned: settings stay as they are. Make changed ones: "
+                "config = config.replace(steps=10), or of a block: config.replace(batch="
+                '{"prompts": 8})'
+            )
+        super().__setattr__(name, value)
 
     @field_validator("*")
     @classmethod

@@ -18,6 +18,8 @@ class NamedCode:
     setting: str
     kind: str
     reference: str
+    marked: bool = True
+    """Whether its author can mark it, which is asked for then."""
 
     @property
     def block(self) -> str:
@@ -28,20 +30,27 @@ class NamedCode:
 
 
 def named_code(settings: BaseModel, prefix: str = "") -> Iterator[NamedCode]:
-    """Every setting that would import code."""
+    """Every setting that would import code, and every word of one that would start a program."""
     for name, field in type(settings).model_fields.items():
         value: Any = getattr(settings, name)
         for mark in field.metadata:
-            several = isinstance(value, tuple)
-            for number, reference in enumerate(value if several else (value,)):
+            for at, reference in _references(value):
                 if isinstance(mark, Code) and mark.takes(reference):
-                    at = f".{number}" if several else ""
-                    yield NamedCode(f"{prefix}{name}{at}", mark.kind, reference)
+                    yield NamedCode(f"{prefix}{name}{at}", mark.kind, reference, not mark.always)
         numbered = enumerate(value) if isinstance(value, tuple) else [(None, value)]
         for number, item in numbered:
             if isinstance(item, BaseModel):
                 at = "" if number is None else f"{number}."
                 yield from named_code(item, f"{prefix}{name}.{at}")
+
+
+def _references(value: Any) -> list[tuple[str, Any]]:
+    """What a setting names, with its place: one, several, or several by name."""
+    if isinstance(value, dict):
+        return [(f".{name}", reference) for name, reference in value.items()]
+    if isinstance(value, tuple):
+        return [(f".{number}", reference) for number, reference in enumerate(value)]
+    return [("", value)]
 
 
 def check_code(
@@ -58,7 +67,7 @@ def check_code(
             "not run unless you say so: read it, then add --trust-code (in Python: trust_code=True)"
         )
     for code in foreign:
-        if not is_marked(load_object(code.reference, what=code.setting), code.kind):
+        if code.marked and not is_marked(load_object(code.reference, what=code.setting), code.kind):
             raise ConfigError(
                 f"{file}: {code} is not marked as a {code.kind}. With --trust-code a file may name "
                 f"only what is: {marking(code.kind)}, or name it on the command line instead of in "

@@ -7,12 +7,32 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from groupwise.config.addresses import TokenVariable, check_key_variable, check_server_url
 from groupwise.config.base import Settings
+from groupwise.config.blocks import with_changes
+from groupwise.config.engine import (
+    AnyEngine,
+    AnyPlace,
+    AnyTiming,
+    AutoEngine,
+    Here,
+    InTurn,
+    check_vllm_place,
+    staleness_in,
+)
+from groupwise.config.environment import (
+    AnyEnvironment,
+    NoEnvironment,
+    check_problems,
+    environment_kind,
+)
 from groupwise.config.ray import RaySettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
-from groupwise.config.workers import WorkerSettings, staleness_in
+from groupwise.config.validation import validated
 from groupwise.extensions import Code, one_of
 from groupwise.objective.objective import Objective
 from groupwise.types import Sampling
+
+OWN_REWARDS = ("reasoning_gym", "verifiers")
+"""Kinds of environments that judge by themselves."""
 
 
 class RewardSettings(Settings):
@@ -99,49 +119,6 @@ class RolloutSettings(Settings):
             repetition_penalty=self.repetition_penalty,
             stop=self.stop,
         )
-
-
-class EngineSettings(Settings):
-    """What samples answers."""
-
-    kind: Annotated[
-        str, Code("engine"), AfterValidator(one_of("auto", "native", "transformers", "vllm"))
-    ] = "auto"
-    """native: our own, in process. transformers: the model's own generate. auto: what serves it.
-    Or `file.py:Class` of yours."""
-    max_batch: int = Field(default=256, ge=1)
-    """Answers sampled at once, if memory allows; of vllm servers, by each."""
-    urls: tuple[str, ...] = ()
-    """vllm: where `groupwise serve vllm` listens; left out, vLLM is in the trainer's process."""
-    token_env: TokenVariable = "GROUPWISE_TOKEN"
-    """vllm, servers: the environment variable that holds their token."""
-    timeout: float = Field(default=300.0, gt=0)
-    """vllm, servers: seconds to wait for an answer, or until pushed weights are loaded."""
-    memory_share: float = Field(default=0.4, gt=0, lt=1)
-    """vllm, in process: share of the device's memory for its weights and its cache."""
-    sleep: bool = True
-    """vllm, in process, on CUDA: give that memory back while the model is trained."""
-    eager: bool = False
-    """vllm, in process: no compilation, no CUDA graphs; starts faster and samples slower."""
-
-    @model_validator(mode="after")
-    def _says_only_what_counts(self) -> "EngineSettings":
-        servers, in_process = ("urls", "token_env", "timeout"), ("memory_share", "sleep", "eager")
-        fields = type(self).model_fields
-        for name in (*servers, *in_process):
-            if getattr(self, name) == fields[name].default:
-                continue
-            if self.kind != "vllm":
-                raise ValueError(f"{name} is for kind=vllm, not for kind={self.kind}")
-            if self.urls and name in in_process:
-                raise ValueError(f"{name} is for vLLM in process: with urls the servers decide it")
-            if not self.urls and name in servers:
-                raise ValueError(f"{name} is for vLLM servers: name them in engine.urls")
-        for url in self.urls:
-            check_server_url(url)
-        if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"each address may be named once, not {list(self.urls)}")
-        return self
 
 
 class ReferenceSettings(Settings):
@@ -294,7 +271,7 @@ class Config(Settings):
     seed: int = 0
     """Every random draw of the run derives from it."""
     model: str = "tiny"
-    """tiny (embedded), smollm2, a hub id, or a folder."""
+    """tiny or tiny_tools (embedded), smollm2, a hub id, or a folder."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """auto: CUDA, else Apple MPS, else CPU."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -313,14 +290,20 @@ class Config(Settings):
         RewardSettings(name="format", weight=0.2),
     )
     """What answers are scored by; the weighted sum is the reward."""
+    environment: AnyEnvironment = NoEnvironment()
+    """What the model talks to while it answers: tools, a game."""
     reward_timeout: float = Field(default=30.0, gt=0)
     """Seconds that a reward may take for one answer."""
     on_reward_error: Literal["stop", "skip"] = "stop"
     """A reward that fails on an answer stops the run, or leaves that answer unscored."""
     batch: BatchSettings = BatchSettings()
     rollout: RolloutSettings = RolloutSettings(max_prompt_tokens=64, max_completion_tokens=48)
-    engine: EngineSettings = EngineSettings()
-    workers: WorkerSettings = WorkerSettings()
+    engine: AnyEngine = AutoEngine()
+    """What samples answers."""
+    place: AnyPlace = Here()
+    """Where it samples them."""
+    timing: AnyTiming = InTurn()
+    """When it samples them."""
     algorithm: Objective = Objective()
     """A preset's name, or a preset with overrides."""
     reference: ReferenceSettings = ReferenceSettings()
@@ -331,6 +314,16 @@ class Config(Settings):
     ray: RaySettings = RaySettings()
     tracking: TrackingSettings = TrackingSettings()
 
+    def replace(self, **changes: Any) -> "Config":
+        """The same with some settings changed, checked anew:
+        config.replace(steps=10, algorithm="dapo", batch={"prompts": 8}, **{"optimizer.lr": 1e-5})
+        """
+        tree = self.model_dump(mode="json")
+        if "mismatch" not in self.algorithm.model_fields_set:
+            del tree["algorithm"]["mismatch"]  # what was not said follows the engine and timing
+        plain = {k: v.model_dump() if isinstance(v, Settings) else v for k, v in changes.items()}
+        return validated(Config, with_changes(tree, plain))
+
     @property
     def compiles_training(self) -> bool:
         return self.compile == "all" or (self.compile == "auto" and self.steps >= 100)
@@ -338,14 +331,14 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _other_samplers_are_corrected_for(cls, data: Any) -> Any:
-        """vLLM rounds otherwise than the trainer does, workers may have older weights: answers are
-        weighed by how much that matters, unless the recipe says algorithm.mismatch itself."""
+        """vLLM rounds otherwise than the trainer does, and ahead of training weights are older:
+        answers are weighed by how much that matters, unless the recipe says algorithm.mismatch."""
         if not isinstance(data, Mapping):
             return data
         engine, algorithm = data.get("engine"), data.get("algorithm", {})
-        kind = engine.kind if isinstance(engine, EngineSettings) else None
-        kind = engine.get("kind") if isinstance(engine, Mapping) else kind or engine
-        if kind != "vllm" and not staleness_in(data.get("workers")):
+        kind = engine if isinstance(engine, str) else getattr(engine, "kind", None)
+        kind = engine.get("kind") if isinstance(engine, Mapping) else kind
+        if kind != "vllm" and not staleness_in(data.get("timing")):
             return data
         if isinstance(algorithm, Objective):
             algorithm = algorithm.model_dump(exclude_unset=True)
@@ -354,6 +347,33 @@ class Config(Settings):
         if isinstance(algorithm, Mapping):
             algorithm = {"mismatch": "token", **algorithm}
         return {**data, "algorithm": algorithm}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environments_bring_what_they_have(cls, data: Any) -> Any:
+        """Some judge by themselves, so that there is no other reward by default; those of verifiers
+        have the problems too."""
+        if not isinstance(data, Mapping):
+            return data
+        given, task = data.get("environment"), data.get("task", {})
+        kind = environment_kind(given)
+        own = isinstance(task, Mapping) and task.get("kind", kind) == kind
+        if kind == "verifiers" and own and isinstance(given, Mapping | Settings):
+            given = dict(given)
+            same = {name: given[name] for name in ("env", "args", "python") if name in given}
+            data = {**data, "task": {**task, "kind": kind, **same}}
+        return {"rewards": (), **data} if kind in OWN_REWARDS else data
+
+    @model_validator(mode="after")
+    def _environments_have_their_problems(self) -> "Config":
+        check_problems(self.environment.kind, self.task.kind)
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_is_told_what_it_can_follow(self) -> "Config":
+        if self.engine.kind == "vllm":
+            check_vllm_place(self.engine, self.place)
+        return self
 
     @model_validator(mode="after")
     def _quantized_weights_are_frozen(self) -> "Config":
@@ -364,12 +384,16 @@ class Config(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _some_reward(self) -> "Config":
+        own = not isinstance(self.environment, NoEnvironment) and self.environment.weight
+        if not own and not any(reward.weight for reward in self.rewards):
+            raise ValueError("rewards: at least one reward needs a weight other than 0")
+        return self
+
     @field_validator("rewards")
     @classmethod
-    def _some_reward(cls, value: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
-        if not any(reward.weight for reward in value):
-            raise ValueError("at least one reward needs a weight other than 0")
-        names = [reward.name for reward in value]
-        if len(set(names)) < len(names):
+    def _named_once(cls, value: tuple[RewardSettings, ...]) -> tuple[RewardSettings, ...]:
+        if len(names := [reward.name for reward in value]) > len(set(names)):
             raise ValueError(f"each reward may be named once, not {names}")
         return value

@@ -44,9 +44,11 @@ class ArithmeticTask(GeneratedTask):
 
 
 class CountdownTask(GeneratedTask):
-    """Reach a target from given numbers, each used once. Generated, always solvable."""
+    """Reach a target from given numbers, each used once. Generated, always solvable; or data."""
 
     kind: Literal["countdown"] = "countdown"
+    path: str | None = None
+    """A file, a folder or a hub id with the columns nums and target (None: generated problems)."""
     seed: int = 0
     """Which problems are generated. Not the seed of the run."""
     numbers: tuple[int, int] = (3, 4)
@@ -62,6 +64,20 @@ class CountdownTask(GeneratedTask):
         if not 3 <= value[0] <= value[1] <= 6:
             raise ValueError(f"numbers must be [from, to] with 3 <= from <= to <= 6, not {value}")
         return value
+
+
+class GuessNumberTask(GeneratedTask):
+    """Guess a number between two bounds, with `environment: guess_number`. Generated."""
+
+    kind: Literal["guess_number"] = "guess_number"
+    seed: int = 0
+    """Which problems are generated. Not the seed of the run."""
+    train_size: int | None = Field(default=1000, ge=1, le=MOST_GENERATED)
+    """Training problems to generate (None: 4096, which takes a small span)."""
+    test_size: int = Field(default=100, ge=1, le=MOST_GENERATED)
+    """Problems to generate for each of validation and test."""
+    span: int = Field(default=64, ge=2, le=99)
+    """How far apart the bounds are: 64 can be halved six times."""
 
 
 class DatasetTask(TaskSettings):
@@ -151,6 +167,14 @@ class HubTask(JsonlTask):
     """Its held-out split (None: a part of the training split, by a hash of the prompt)."""
 
 
+class EnvironmentTask(GeneratedTask):
+    """The environment says what each problem is, when it is reset; `steps` is how long it goes."""
+
+    kind: Literal["environment"] = "environment"
+    prompt: str = ""
+    """What every problem begins with, before the environment's own text."""
+
+
 class PythonTask(Settings):
     """A function of the user's own that returns a groupwise.tasks.base.Task."""
 
@@ -161,9 +185,22 @@ class PythonTask(Settings):
     """Keyword arguments for that function."""
 
 
+class VerifiersTask(TaskSettings):
+    """The datasets of `environment: {kind: verifiers}`, which is its default task."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    env: str
+    """As the environment's."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """As the environment's."""
+    python: str | None = None
+    """As the environment's."""
+
+
 AnyTask = Annotated[
     ArithmeticTask
     | CountdownTask
+    | GuessNumberTask
     | Gsm8kTask
     | AquaRatTask
     | MathQaTask
@@ -171,6 +208,8 @@ AnyTask = Annotated[
     | GymTask
     | JsonlTask
     | HubTask
-    | PythonTask,
+    | EnvironmentTask
+    | PythonTask
+    | VerifiersTask,
     Field(discriminator="kind"),
 ]

@@ -10,7 +10,6 @@ def eos_never(history: History, config: Config | None, standing: bool) -> Findin
     if not history.always("truncated", 1.0):
         return None
     return Finding(
-        "eos_never",
         "No answer ever ends: the end-of-sequence token is never produced",
         f"all answers of all {history.rows} steps ran to the limit of "
         f"{_limit(history, config)} tokens",
@@ -19,7 +18,6 @@ def eos_never(history: History, config: Config | None, standing: bool) -> Findin
         "rollout.stop to a string that ends an answer. If they are cut off in mid-thought, raise "
         "rollout.max_completion_tokens",
         "error",
-        history.step,
     )
 
 
@@ -30,14 +28,12 @@ def truncated(history: History, config: Config | None, standing: bool) -> Findin
         return None
     limit = _limit(history, config)
     return Finding(
-        "truncated",
         "Most answers are cut off by the length limit",
         f"{percent(share or 0)} of answers reached the limit of {limit} tokens ({history.recent})",
         f"rollout.max_completion_tokens={2 * limit}; or teach shortness: rollout.overlong_buffer="
         f"{max(limit // 4, 1)}; algorithm.mask_truncated=true keeps cut-off answers out of the "
         "loss",
         "error" if (share or 0) >= 0.9 else "warning",
-        history.step,
     )
 
 
@@ -51,14 +47,11 @@ def length_explosion(history: History, config: Config | None, standing: bool) ->
     if not beyond(cut, 0.2, 0.1, standing) and gain > 2 * history.noise("reward"):
         return None
     return Finding(
-        "length_explosion",
         "Length explosion: answers get longer without getting better",
         f"answers went from {before:.0f} to {after:.0f} tokens; cut off: {100 * cut:+.0f} points; "
         f"reward {gain:+.3f} ({history.recent} against the first 5)",
         "algorithm=dr_grpo or dapo, which do not favour long wrong answers; "
         "rollout.overlong_buffer, or a length reward of small weight; a lower optimizer.lr",
-        "warning",
-        history.step,
     )
 
 
@@ -71,14 +64,11 @@ def length_collapse(history: History, config: Config | None, standing: bool) -> 
     if gain > 2 * history.noise("reward"):
         return None
     return Finding(
-        "length_collapse",
         "Length collapse: answers shrink without getting better",
         f"answers went from {before:.0f} to {after:.0f} tokens, reward {gain:+.3f} "
         f"({history.recent} against the first 5)",
         "look for a reward that short answers win (length or overlong penalties: lower their "
         "weight); a lower optimizer.lr; algorithm.kl_weight=0.02 holds the policy near its start",
-        "warning",
-        history.step,
     )
 
 

@@ -6,6 +6,7 @@ steps is diagnosed in two seconds.
 
 import bisect
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,11 +64,7 @@ class History:
     def noise(self, name: str) -> float:
         """The standard error of `now`, from how much single steps differ."""
         values = self.columns.get(name, [])[-WINDOW:]
-        if len(values) < 2:
-            return 0.0
-        mean = sum(values) / len(values)
-        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        return math.sqrt(variance / len(values))
+        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
     def always(self, name: str, value: float) -> bool:
         """Whether the column has been `value` at every one of at least `START` steps."""

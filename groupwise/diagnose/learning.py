@@ -24,7 +24,6 @@ def entropy_collapse(history: History, config: Config | None, standing: bool) ->
     edges = None if config is None else config.algorithm.surrogate.clip_edges()
     higher = 0.28 if edges is None else max(0.28, edges[1] - 1 + 0.08)
     return Finding(
-        "entropy_collapse",
         "Entropy collapse: the policy has become sure before it is right",
         f"entropy fell from {before:.3f} to {after:.4f} nats a token"
         + _accuracy(history)
@@ -32,8 +31,6 @@ def entropy_collapse(history: History, config: Config | None, standing: bool) ->
         + f" ({history.recent} against the first 5)",
         f"algorithm.clip_high={higher:.2g} (DAPO's clip-higher), algorithm.entropy_target="
         f"{0.5 * before:.2g}, rollout.temperature=1.0 or a little above, a lower optimizer.lr",
-        "warning",
-        history.step,
     )
 
 
@@ -50,13 +47,11 @@ def kl_blowup(history: History, config: Config | None, standing: bool) -> Findin
     raised = f"algorithm.kl_weight={3 * weight:.2g}" if weight else "a higher algorithm.kl_weight"
     came = "" if earlier is None else f", {earlier:.3g} in the steps before"
     return Finding(
-        "kl_blowup",
         "KL blow-up: the policy runs away from its reference",
         f"KL is {newest:.3g} nats a token over the last {START} steps{came}",
         f"{raised}, a lower optimizer.lr, batch.epochs=1; if the distance is wanted, a reference "
         "that follows: reference.kind=copied",
         "error" if newest > 5 else "warning",
-        history.step,
     )
 
 
@@ -83,13 +78,11 @@ def sampler_gap(history: History, config: Config | None, standing: bool) -> Find
             fixes[0] = f"algorithm.mismatch_max={config.algorithm.mismatch_max:g} bounds the damage"
     fixes.append("precision=fp32 or engine.kind=transformers tell whether numerics are the cause")
     return Finding(
-        "sampler_gap",
         "Sampler and trainer disagree",
         f"the log-prob of a sampled token differs by {gap or 0:.3f} on average ({history.recent}); "
         "below 0.02 is rounding",
         "; ".join(fixes),
         "error" if (gap or 0) > 0.3 else "warning",
-        history.step,
     )
 
 
@@ -101,13 +94,10 @@ def _old_answers(history: History, gap: float, standing: bool) -> Finding | None
     if not beyond(gap, 0.7, 0.6, standing):
         return None
     return Finding(
-        "sampler_gap",
         "The policy outruns its answers",
         f"between sampling and learning the log-prob of a token changes by {gap:.3f} on average "
         f"({history.recent}), with answers {history.now('staleness') or 0:.1f} updates old",
-        "a lower optimizer.lr, or workers.max_staleness=0",
-        "warning",
-        history.step,
+        "a lower optimizer.lr, or timing=in_turn",
     )
 
 
@@ -138,12 +128,10 @@ def learning_rate_high(history: History, config: Config | None, standing: bool) 
     lr = None if config is None else config.optimizer.lr
     lower = "a lower optimizer.lr" if lr is None else f"optimizer.lr={lr / 3:.2g} (now {lr:.2g})"
     return Finding(
-        "learning_rate_high",
         "Learning rate too high",
         f"{'; '.join(reasons)} ({history.recent})",
         f"{lower}, optimizer.warmup=10, batch.epochs=1; go on from a checkpoint before it",
         "error" if newly else "warning",
-        history.step,
     )
 
 
@@ -169,13 +157,29 @@ def learning_rate_low(history: History, config: Config | None, standing: bool) -
     higher = "a higher optimizer.lr" if lr is None else f"optimizer.lr={3 * lr:.2g} (now {lr:.2g})"
     moved = ", ".join(f"{name} by {100 * change:.1f} %" for name, change in changes.items())
     return Finding(
-        "learning_rate_low",
         "Learning rate too low: nothing changes",
         f"after {history.rows} steps the reward is {after:.3f} ({before:.3f} at first) and the "
         f"policy has hardly moved: {moved}",
         f"{higher}; more answers a problem (batch.group_size) make a clearer signal",
-        "warning",
-        history.step,
+    )
+
+
+def accuracy_lost(history: History, config: Config | None, standing: bool) -> Finding | None:
+    """What the model could do at the start is gone."""
+    before, after = history.start("accuracy"), history.now("accuracy")
+    if before is None or after is None or before < 0.05:
+        return None
+    if not beyond(after / before, 0.3, 0.5, standing):
+        return None
+    lr = None if config is None else config.optimizer.lr
+    lower = "a lower optimizer.lr" if lr is None else f"optimizer.lr={lr / 3:.2g} (now {lr:.2g})"
+    return Finding(
+        "Accuracy is lost: the model solves less than at the start",
+        f"{percent(after)} of training answers are right, {percent(before)} in the first {START} "
+        f"steps ({history.recent})",
+        f"{lower}; algorithm.kl_weight=0.02 holds the policy near its start; look for a reward "
+        "that wrong answers win: groupwise reward bench",
+        "error",
     )
 
 

@@ -1,7 +1,7 @@
 """Symptoms in the rewards: nothing to learn from, or learning the wrong thing."""
 
 from groupwise.config import Config
-from groupwise.diagnose.finding import Finding, Severity
+from groupwise.diagnose.finding import Finding
 from groupwise.diagnose.history import START, WINDOW, History, beyond, percent
 
 SOLVED = 0.95
@@ -17,14 +17,12 @@ def saturated(history: History, config: Config | None, standing: bool) -> Findin
         return None
     reward = history.now("reward")
     return Finding(
-        "reward_saturated",
         "Reward saturated: nearly every answer is right",
         f"{percent(solved)} of what the rewards can give is reached, and {percent(share or 0)} of "
         f"groups have no answer that beats another (reward {reward or 0:.3f}, {history.recent})",
         "stop here, or train on harder problems (task.*); rollout.max_draws=3 draws more problems "
         "until some are hard enough",
         "info",
-        history.step,
     )
 
 
@@ -40,14 +38,12 @@ def no_spread(history: History, config: Config | None, standing: bool) -> Findin
     if config is not None and config.rollout.temperature >= 1:
         sampling = f"batch.group_size={2 * config.batch.group_size}"
     return Finding(
-        "no_spread",
         "No reward spread: answers to a problem all score the same",
         f"{percent(share)} of groups have no answer that beats another, so they teach nothing "
         f"(mean reward {history.now('reward') or 0:.3f}, {history.recent})",
         "easier problems or a reward that gives part marks; more variety: "
         f"{sampling}; rollout.max_draws=3 replaces such groups",
         "error" if share >= 0.98 else "warning",
-        history.step,
     )
 
 
@@ -55,24 +51,21 @@ def format_never_found(history: History, config: Config | None, standing: bool) 
     """The form that the prompt asks for is in no answer, so its reward never teaches it."""
     for name in [f"rewards/{n}" for n in history.names("rewards/") if "format" in n]:
         values = history.columns[name]
-        found = history.now(name)
-        if history.rows < WINDOW or found is None or max(values[-WINDOW:]) > 0:
+        if history.rows < WINDOW or history.now(name) is None or max(values[-WINDOW:]) > 0:
             continue
         return Finding(
-            "format_never_found",
             "Format never found",
             f"{name} was 0 for every answer of {history.recent}",
             "look at answers (groupwise sample RUN): say the form in the prompt with an example, "
             "start from a model that follows instructions, or open answers with a prefill; raise "
             "rollout.max_completion_tokens if answers are cut off before they get there",
             "error",
-            history.step,
         )
     return None
 
 
 def one_reward_dominates(history: History, config: Config | None, standing: bool) -> Finding | None:
-    """One reward's scale drowns another that still has something to teach.
+    """One reward's scale hides another that still has something to teach.
 
     A reward's say is its part in the spread within groups, weight included. A part that is small
     because its reward hardly varies any more is no symptom.
@@ -85,18 +78,15 @@ def one_reward_dominates(history: History, config: Config | None, standing: bool
     first = max(spreads, key=lambda name: spreads[name])
     for name, spread in spreads.items():
         varied = history.now(f"varied/{name}")
-        drowned = beyond(spread / total, 0.03, 0.05, standing)
-        if name != first and drowned and beyond(varied, 0.3, 0.2, standing):
+        hidden = beyond(spread / total, 0.03, 0.05, standing)
+        if name != first and hidden and beyond(varied, 0.3, 0.2, standing):
             return Finding(
-                "one_reward_dominates",
-                f"One reward dominates: {first} drowns {name}",
+                f"One reward dominates: {first} hides {name}",
                 f"{first} makes {percent(spreads[first] / total)} of the spread within groups, "
                 f"{name} {100 * spread / total:.1f} %, though {name} differs between answers in "
                 f"{percent(varied or 0)} of groups ({history.recent})",
                 f"raise the weight of {name} or lower that of {first} under rewards:, or "
                 "algorithm.advantage=gdpo, which puts rewards on one scale",
-                "warning",
-                history.step,
             )
     return None
 
@@ -131,38 +121,27 @@ def reward_hacking(history: History, config: Config | None, standing: bool) -> F
     gamed = not by_heart if held_reward is None else held_reward[1] - held_reward[0] >= needed
     if not rises or not (gamed or by_heart):
         return None
-    finding = _gamed if gamed else _by_heart
     evidence = (
         f"from step {first} to {last} the training reward went from {reward[0]:.3f} to "
         f"{reward[1]:.3f}, held-out accuracy from {percent(held_out[0])} to {percent(held_out[1])} "
         f"(chance alone: {100 * error:.1f} points)"
     )
-    grave = held_out[1] < held_out[0] - 2 * error
-    return finding(evidence, "error" if grave else "warning", history.step)
-
-
-def _gamed(evidence: str, severity: Severity, step: int) -> Finding:
+    severity = "error" if held_out[1] < held_out[0] - 2 * error else "warning"
+    near = "algorithm.kl_weight=0.02 holds the policy near its start"
+    if gamed:
+        return Finding(
+            "Likely reward hacking: reward rises, held-out accuracy does not",
+            evidence,
+            "read the best-rewarded answers of the last step; try groupwise reward bench; weigh "
+            f"`correct` more and form or length less; {near}",
+            severity,
+        )
     return Finding(
-        "reward_hacking",
-        "Likely reward hacking: reward rises, held-out accuracy does not",
-        evidence,
-        "read the best-rewarded answers of the last step; try groupwise reward bench; weigh "
-        "`correct` more and form or length less; algorithm.kl_weight=0.02 holds the policy near "
-        "its start",
-        severity,
-        step,
-    )
-
-
-def _by_heart(evidence: str, severity: Severity, step: int) -> Finding:
-    return Finding(
-        "reward_hacking",
         "Learned by heart: training reward rises, held-out accuracy does not",
         f"{evidence}; training accuracy is far above it",
         "more problems (task.*), fewer steps; stop at the best evaluation, which is in best/; "
-        "algorithm.kl_weight=0.02 holds the policy near its start",
+        f"{near}",
         severity,
-        step,
     )
 
 

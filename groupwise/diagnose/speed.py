@@ -44,12 +44,10 @@ def slow_phase(history: History, config: Config | None, standing: bool) -> Findi
         if spent / rows < LEAST or not beyond(spent / whole, share, share - 0.05, standing):
             continue
         return Finding(
-            "slow_phase",
             f"Slow phase: {phase}",
             f"{phase} takes {percent(spent / whole)} of the time, {spent / rows:.1f} of "
             f"{whole / rows:.1f} seconds a step over the last {rows}",
             fix,
             "info",
-            history.step,
         )
     return None

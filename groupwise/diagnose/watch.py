@@ -10,45 +10,38 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.config import Config
-from groupwise.diagnose.answers import eos_never, length_collapse, length_explosion, truncated
-from groupwise.diagnose.finding import Finding
+from groupwise.diagnose import answers, episodes, learning, rewards, speed
+from groupwise.diagnose.finding import Finding, by_severity
 from groupwise.diagnose.history import WINDOW, History
-from groupwise.diagnose.learning import (
-    entropy_collapse,
-    kl_blowup,
-    learning_rate_high,
-    learning_rate_low,
-    sampler_gap,
-)
-from groupwise.diagnose.rewards import (
-    format_never_found,
-    no_spread,
-    one_reward_dominates,
-    reward_hacking,
-    saturated,
-)
-from groupwise.diagnose.speed import slow_phase
 
 Symptom = Callable[[History, Config | None, bool], Finding | None]
 """(history, config, whether it stands already) -> the finding at the history's last step."""
 
-# Causes before their consequences: among equally grave findings this is the order of telling.
+# Causes before their consequences: among equally severe findings this is the order of telling.
 SYMPTOMS: dict[str, Symptom] = {
-    "eos_never": eos_never,
-    "truncated": truncated,
-    "format_never_found": format_never_found,
-    "no_spread": no_spread,
-    "reward_saturated": saturated,
-    "entropy_collapse": entropy_collapse,
-    "kl_blowup": kl_blowup,
-    "length_explosion": length_explosion,
-    "length_collapse": length_collapse,
-    "one_reward_dominates": one_reward_dominates,
-    "reward_hacking": reward_hacking,
-    "sampler_gap": sampler_gap,
-    "learning_rate_high": learning_rate_high,
-    "learning_rate_low": learning_rate_low,
-    "slow_phase": slow_phase,
+    "environment_failed": episodes.environment_failed,
+    "eos_never": answers.eos_never,
+    "truncated": answers.truncated,
+    "malformed_calls": episodes.malformed_calls,
+    "tools_never_called": episodes.tools_never_called,
+    "repeated_calls": episodes.repeated_calls,
+    "calls_never_end": episodes.calls_never_end,
+    "turn_limit": episodes.turn_limit,
+    "format_never_found": rewards.format_never_found,
+    "no_spread": rewards.no_spread,
+    "reward_saturated": rewards.saturated,
+    "entropy_collapse": learning.entropy_collapse,
+    "kl_blowup": learning.kl_blowup,
+    "length_explosion": answers.length_explosion,
+    "length_collapse": answers.length_collapse,
+    "one_reward_dominates": rewards.one_reward_dominates,
+    "accuracy_lost": learning.accuracy_lost,
+    "reward_hacking": rewards.reward_hacking,
+    "sampler_gap": learning.sampler_gap,
+    "learning_rate_high": learning.learning_rate_high,
+    "learning_rate_low": learning.learning_rate_low,
+    "environment_slow": episodes.environment_slow,
+    "slow_phase": speed.slow_phase,
 }
 
 GONE_AFTER = WINDOW
@@ -79,23 +72,21 @@ class Watch:
 
     @property
     def standing(self) -> list[Finding]:
-        """Findings that hold now, gravest first."""
-        order = ("error", "warning", "info")
-        told = [self._standing[code] for code in SYMPTOMS if code in self._standing]
-        return sorted(told, key=lambda found: order.index(found.severity))
+        """Findings that hold now, most severe first."""
+        return by_severity(self._standing[code] for code in SYMPTOMS if code in self._standing)
 
     def add(self, row: Mapping[str, Any]) -> list[Change]:
         self.history.add(row)
         changes: list[Change] = []
         for code, symptom in SYMPTOMS.items():
             before = self._standing.get(code)
-            found = symptom(self.history, self.config, before is not None)
-            if found is not None:
-                assert found.code == code
+            finding = symptom(self.history, self.config, before is not None)
+            if finding is not None:
                 self._absent[code] = 0
+                step = self.history.step if before is None else before.step
+                self._standing[code] = replace(finding, code=code, step=step)
                 if before is None:
-                    changes.append(Change(found, self.history.step))
-                self._standing[code] = replace(found, step=(before or found).step)
+                    changes.append(Change(self._standing[code], step))
             elif before is not None:
                 self._absent[code] += 1
                 if self._absent[code] >= GONE_AFTER:
@@ -104,5 +95,5 @@ class Watch:
 
 
 def diagnose(metrics: Sequence[Mapping[str, Any]], config: Config | None = None) -> list[Finding]:
-    """What stands at the end of these rows of metrics.jsonl, gravest first."""
+    """What stands at the end of these rows of metrics.jsonl, most severe first."""
     return Watch(config, metrics).standing

@@ -6,7 +6,7 @@ process has `ALONE`, for which all of this does nothing.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -49,19 +49,54 @@ class World:
         """What each rank gave, in the order of ranks: plain JSON values."""
         if self.size == 1:
             return [value]
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        return [json.loads(part) for part in self._gather_bytes(json.dumps(value).encode())]
+
+    def gather_floats(self, values_K: Tensor) -> Tensor:
+        """The float32 numbers of all ranks, however many each has, in CPU memory."""
+        if self.size == 1:
+            return values_K
+        parts = self._gather_bytes(values_K.detach().float().cpu().numpy().tobytes())
+        return torch.cat([_tensor(part).view(torch.float32) for part in parts])
+
+    def _gather_bytes(self, data: bytes) -> list[bytes]:
         with lost_ranks():
             sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
             dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
-            longest = int(max(sizes))
-            padded = torch.zeros(longest, dtype=torch.uint8)
-            padded[: len(data)] = data
+            padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+            padded[: len(data)] = _tensor(data)
             received = [torch.empty_like(padded) for _ in range(self.size)]
             dist.all_gather(received, padded, group=self.group)
-        return [
-            json.loads(part[: int(size)].numpy().tobytes())
-            for part, size in zip(received, sizes, strict=True)
-        ]
+        parts = zip(received, sizes, strict=True)
+        return [part[: int(size)].numpy().tobytes() for part, size in parts]
+
+    def gather_to_first(self, data: bytes) -> list[bytes]:
+        """On rank 0 what each rank gave; nothing on the others."""
+        if self.size == 1:
+            return [data]
+        sizes = self.gather(len(data))
+        if not self.first:
+            with lost_ranks():
+                dist.send(_tensor(data), 0, group=self.group)
+            return []
+        return [data, *(self._receive(sizes[rank], rank) for rank in range(1, self.size))]
+
+    def scatter_from_first(self, parts: Sequence[bytes]) -> bytes:
+        """Of what rank 0 gives, one part for each rank, the own one."""
+        if self.size == 1:
+            return parts[0]
+        sizes = self.broadcast([len(part) for part in parts])
+        if not self.first:
+            return self._receive(sizes[self.rank], 0)
+        with lost_ranks():
+            for rank in range(1, self.size):
+                dist.send(_tensor(parts[rank]), rank, group=self.group)
+        return parts[0]
+
+    def _receive(self, size: int, rank: int) -> bytes:
+        data = torch.empty(size, dtype=torch.uint8)
+        with lost_ranks():
+            dist.recv(data, rank, group=self.group)
+        return data.numpy().tobytes()
 
     def broadcast(self, value: Any) -> Any:
         """What rank 0 gave."""
@@ -69,6 +104,15 @@ class World:
 
     def max(self, number: int) -> int:
         return max(self.gather(number))
+
+    def means(self, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Over what all ranks have: sums and counts travel, not the values."""
+        sums: dict[str, tuple[float, int]] = {}
+        for part in self.gather({name: (sum(each), len(each)) for name, each in values.items()}):
+            for name, (total, count) in part.items():
+                before = sums.get(name, (0.0, 0))
+                sums[name] = before[0] + total, before[1] + count
+        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
 
     def barrier(self) -> None:
         self.gather(None)
@@ -127,6 +171,15 @@ class World:
 
 
 ALONE = World()
+
+
+def _tensor(data: bytes) -> Tensor:
+    """A copy, since `bytes` may not be written to."""
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def _sum_bucket(tensors: Sequence[Tensor]) -> None:

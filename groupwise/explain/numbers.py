@@ -8,15 +8,21 @@ which is all that the objective tells the model.
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from groupwise.batch import Batch
-from groupwise.objective.aggregate import AGGREGATES
-from groupwise.objective.loss import TokenLosses, outside_clip_edges, policy_loss, token_losses
+from groupwise.objective.loss import (
+    TokenLosses,
+    aggregated,
+    outside_clip_edges,
+    policy_loss,
+    token_losses,
+)
 from groupwise.objective.objective import Objective
-from groupwise.training.update import Update
+from groupwise.training.recorder import Update
 
 Place = tuple[int, int]
 """(group, answer)"""
@@ -72,18 +78,18 @@ def token_numbers(update: Update, objective: Objective) -> StepNumbers:
     loss_BT = each.loss.expand_as(logprobs_BT).contiguous()
     with torch.enable_grad():
         per_token_BT = loss_BT.detach().requires_grad_()
-        aggregate = AGGREGATES[objective.aggregate]
-        total = aggregate(per_token_BT, batch.mask_BT, batch.denominator)
+        total = aggregated(per_token_BT, batch, objective)
         (weight_BT,) = torch.autograd.grad(total, per_token_BT)
     loss, _ = policy_loss(logprobs_BT, entropies_BT, batch, objective, update.entropy_weight)
     (push_BT,) = torch.autograd.grad(loss, logprobs_BT)
-    table = _Table(logprobs_BT, entropies_BT, batch, each, loss_BT * weight_BT, push_BT, objective)
-    answers = {
-        (chosen[group], answer): table.line(
-            line, len(batch.groups[group].completions[answer].tokens)
-        )
-        for line, (group, answer) in enumerate(batch.members)
-    }
+    columns = _columns(
+        logprobs_BT, entropies_BT, batch, each, loss_BT * weight_BT, push_BT, objective
+    )
+    answers = {}
+    for line, (group, answer) in enumerate(batch.members):
+        length = len(batch.groups[group].completions[answer].tokens)
+        tokens = zip(*(column[line][:length] for column in columns), strict=True)
+        answers[chosen[group], answer] = [TokenNumbers(*numbers) for numbers in tokens]
     counted = [token for line in answers.values() for token in line if token.counts]
     return StepNumbers(
         answers,
@@ -93,45 +99,36 @@ def token_numbers(update: Update, objective: Objective) -> StepNumbers:
     )
 
 
-class _Table:
-    """Tensors of a batch, read line by line as plain numbers."""
-
-    def __init__(
-        self,
-        logprobs_BT: Tensor,
-        entropies_BT: Tensor,
-        batch: Batch,
-        each: TokenLosses,
-        share_BT: Tensor,
-        push_BT: Tensor,
-        objective: Objective,
-    ) -> None:
-        shape = logprobs_BT.shape
-        old_BT = logprobs_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
-        clipped = torch.zeros(shape, dtype=torch.bool)
-        edges = outside_clip_edges(each.ratio, batch.advantages_BT, objective)
-        if edges is not None:
-            clipped = (edges[0] | edges[1]).expand(shape)
-        columns = (logprobs_BT, old_BT, each.ratio.expand(shape), clipped, entropies_BT)
-        self.columns = [column.detach().tolist() for column in columns]
-        self.kl = None if each.kl_BT is None else each.kl_BT.detach().tolist()
-        self.mask = batch.mask_BT.tolist()
-        self.share = (share_BT * batch.mask_BT).detach().double().tolist()
-        self.push = push_BT.double().tolist()
-
-    def line(self, line: int, length: int) -> list[TokenNumbers]:
-        return [
-            TokenNumbers(
-                *(column[line][t] for column in self.columns[:4]),
-                kl=None if self.kl is None else self.kl[line][t],
-                entropy=_known(self.columns[4][line][t]),
-                counts=self.mask[line][t],
-                loss=self.share[line][t],
-                push=self.push[line][t],
-            )
-            for t in range(length)
-        ]
+def _columns(
+    logprobs_BT: Tensor,
+    entropies_BT: Tensor,
+    batch: Batch,
+    each: TokenLosses,
+    share_BT: Tensor,
+    push_BT: Tensor,
+    objective: Objective,
+) -> list[list[list[Any]]]:
+    """The fields of TokenNumbers in order, by line and token, as plain numbers."""
+    shape = logprobs_BT.shape
+    clipped_BT = torch.zeros(shape, dtype=torch.bool)
+    edges = outside_clip_edges(each.ratio, batch.advantages_BT, objective)
+    if edges is not None:
+        clipped_BT = (edges[0] | edges[1]).expand(shape)
+    return [
+        logprobs_BT.tolist(),
+        (logprobs_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT).tolist(),
+        each.ratio.expand(shape).tolist(),
+        clipped_BT.tolist(),
+        _known(each.kl_BT, shape),
+        _known(entropies_BT, shape),
+        batch.mask_BT.tolist(),
+        (share_BT * batch.mask_BT).double().tolist(),
+        push_BT.double().tolist(),
+    ]
 
 
-def _known(entropy: float) -> float | None:
-    return None if math.isnan(entropy) else entropy
+def _known(values_BT: Tensor | None, shape: torch.Size) -> list[list[float | None]]:
+    """None for what was not computed."""
+    if values_BT is None:
+        return [[None] * shape[1]] * shape[0]
+    return [[None if math.isnan(v) else v for v in line] for line in values_BT.tolist()]

@@ -6,24 +6,27 @@ objective would have sampled or done at later steps is another run; this is the 
 with other eyes.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError
-from groupwise.explain.groups import GroupView, as_number, group_views, pick, visible
+from groupwise.explain.groups import GroupView, group_views, pick, sampled, token_runs
 from groupwise.explain.step import Step, stored_logprobs
 from groupwise.objective.assign import assign_advantages
 from groupwise.recipe import parse
-from groupwise.tracking.console import printable
-from groupwise.training.update import Update, rollout_batch
+from groupwise.report.html import number
+from groupwise.tracking.console import printable, right_table, visible
+from groupwise.training.recorder import Update
+from groupwise.training.update import rollout_batch
+from groupwise.types import Group
 
 SHOWN_TOKENS = 40
 
@@ -49,13 +52,12 @@ def replay_step(step: Step, settings: Iterable[str]) -> Replay:
     changes = tuple(settings)
     config = _changed(step.config, changes)
     config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
-    weights = {reward.name: reward.weight for reward in config.rewards}
-    if config.rollout.overlong_buffer:
-        weights["overlong"] = 1.0
     whole = [_completed(update) for update in step.last_pass]
-    _check_inputs(whole, config, weights)
     groups = [group for update in whole for group in update.batch.groups]
-    batch = assign_advantages(rollout_batch(groups, config), config.algorithm, weights)
+    weights = _weights(config, groups)
+    _check_inputs(whole, config, weights)
+    turn_weight = config.environment.turn_weight
+    batch = assign_advantages(rollout_batch(groups, config), config.algorithm, weights, turn_weight)
     updates = [
         replace(
             update,
@@ -69,6 +71,21 @@ def replay_step(step: Step, settings: Iterable[str]) -> Replay:
     was = replace(step, updates=whole, config=_one_pass(step.config))
     now = replace(step, updates=updates, config=_one_pass(config), logged={})
     return Replay(was, now, changes)
+
+
+def _weights(config: Config, groups: Sequence[Group]) -> dict[str, float]:
+    """By reward. The environment's own is the one that episodes were stored with."""
+    weights = {reward.name: reward.weight for reward in config.rewards}
+    if config.rollout.overlong_buffer:
+        weights["overlong"] = 1.0
+    answers = [(group, index, c) for group in groups for index, c in enumerate(group.completions)]
+    if not any(completion.episode for _, _, completion in answers):
+        return weights
+    for name in set(groups[0].scores) - set(weights):
+        own = (c.episode.reward if c.episode else None for _, _, c in answers)
+        if [group.scores[name][index] for group, index, _ in answers] == list(own):
+            weights[name] = config.environment.weight
+    return weights
 
 
 def _changed(config: Config, changes: Sequence[str]) -> Config:
@@ -142,18 +159,10 @@ def print_replay(replay: Replay, console: Console, group: int | None = None) -> 
 
 
 def _summary(replay: Replay, before: list[GroupView], after: list[GroupView]) -> Table:
-    table = Table(box=SIMPLE)
-    for name in ("", "was", "now"):
-        table.add_column(name, justify="left" if not name else "right")
-    rows = [
-        ("loss", f"{replay.was.loss:+.6f}", f"{replay.now.loss:+.6f}"),
-        *(
-            (label, f"{measure(before):.6g}", f"{measure(after):.6g}")
-            for label, measure in _MEASURES.items()
-        ),
-    ]
-    for row in rows:
-        table.add_row(*row)
+    table = right_table(["", "was", "now"])
+    table.add_row("loss", f"{replay.was.loss:+.6f}", f"{replay.now.loss:+.6f}")
+    for label, measure in _MEASURES.items():
+        table.add_row(label, f"{measure(before):.6g}", f"{measure(after):.6g}")
     return table
 
 
@@ -161,9 +170,8 @@ def _pushes(views: list[GroupView]) -> list[float]:
     return [
         token.push
         for view in views
-        for (group, _), tokens in view.numbers.answers.items()
-        if group == view.index
-        for token in tokens
+        for answer in range(len(view.group.completions))
+        for token in view.tokens(answer)
     ]
 
 
@@ -173,7 +181,7 @@ def _clipped(views: list[GroupView]) -> float:
 
 
 def _largest_advantage(views: list[GroupView]) -> float:
-    return max(abs(as_number(a)) for view in views for a in view.group.advantages)
+    return max(abs(v.advantage(a)) for v in views for a in range(len(v.group.completions)))
 
 
 _MEASURES = {
@@ -185,21 +193,18 @@ _MEASURES = {
 
 
 def _answers(view: GroupView, other: GroupView) -> Table:
-    table = Table(box=SIMPLE)
     names = ("#", "tokens", "reward", "advantage was", "now", "push per token was", "now", "×")
-    for name in names:
-        table.add_column(name, justify="right")
+    table = right_table(names)
     for index, completion in enumerate(view.group.completions):
         was, now = (
-            sum(t.push for t in v.numbers.answers[v.index, index]) / max(len(completion.tokens), 1)
+            sum(token.push for token in v.tokens(index)) / max(completion.length, 1)
             for v in (view, other)
         )
-        reward = view.group.rewards[index]
         table.add_row(
-            str(index + 1),
-            str(len(completion.tokens)),
-            "–" if reward is None else f"{reward:.3f}",
-            *(f"{as_number(v.group.advantages[index]):+.4f}" for v in (view, other)),
+            view.label(index),
+            str(completion.length),
+            number(view.group.rewards[index], ".3f"),
+            *(f"{v.advantage(index):+.4f}" for v in (view, other)),
             f"{was:+.3e}",
             f"{now:+.3e}",
             f"{now / was:.3f}" if was else "–",
@@ -209,27 +214,26 @@ def _answers(view: GroupView, other: GroupView) -> Table:
 
 def _print_tokens(view: GroupView, other: GroupView, step: Step, console: Console) -> None:
     """The answer whose pushes change most, token by token."""
-    pairs = {
-        index: list(
-            zip(
-                completion.tokens,
-                view.numbers.answers[view.index, index],
-                other.numbers.answers[other.index, index],
-                strict=True,
-            )
-        )
-        for index, completion in enumerate(view.group.completions)
-    }
-    chosen = max(pairs, key=lambda i: sum(abs(b.push - a.push) for _, a, b in pairs[i]))
-    table = Table(title=f"answer {chosen + 1}, token by token", title_justify="left", box=SIMPLE)
-    table.add_column("token")
-    for name in ("log-prob", "ratio", "push was", "push now", "change"):
-        table.add_column(name, justify="right")
-    for token, was, now in pairs[chosen][:SHOWN_TOKENS]:
+    answers = view.group.completions
+    pairs = [
+        list(zip(view.tokens(index), other.tokens(index), strict=True))
+        for index in range(len(answers))
+    ]
+    chosen = max(
+        range(len(answers)), key=lambda index: sum(abs(b.push - a.push) for a, b in pairs[index])
+    )
+    names = ("token", "log-prob", "ratio", "push was", "push now", "change")
+    table = right_table(names, f"answer {view.label(chosen)}, token by token")
+    for own, run in itertools.islice(token_runs(answers[chosen]), SHOWN_TOKENS):
+        text = "".join(step.decode(answers[chosen].tokens[n]) for n in run)
+        if not own:
+            table.add_row(Text(visible(text, keep="")[:400], style="dim"), "not sampled")
+            continue
+        was, now = pairs[chosen][run[0]]
         change = now.push - was.push
         colour = "green" if change < 0 else "red" if change > 0 else "dim"
         table.add_row(
-            Text(visible(step.decode(token))),
+            Text(visible(text, keep="")),
             f"{was.logprob:.4f}",
             f"{was.ratio:.4f}",
             f"{was.push:+.3e}",
@@ -252,7 +256,10 @@ def _side(step: Step) -> dict[str, Any]:
                 "answers": [
                     {
                         "tokens": list(completion.tokens),
-                        "numbers": [asdict(t) for t in view.numbers.answers[view.index, index]],
+                        "sampled": list(sampled(completion)),
+                        "segment": completion.segment,
+                        "turns": [asdict(turn) for turn in view.turns(index)],
+                        "numbers": [asdict(token) for token in view.tokens(index)],
                     }
                     for index, completion in enumerate(view.group.completions)
                 ],

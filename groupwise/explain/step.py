@@ -9,7 +9,7 @@ in: those of the sampler, or of the policy before the step's first update.
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,9 +22,10 @@ from groupwise.config.code import check_code
 from groupwise.errors import RunFolderError
 from groupwise.explain.numbers import StepNumbers, token_numbers
 from groupwise.recipe import parse, read_yaml
-from groupwise.tracking.run import read_metrics, read_rollouts
-from groupwise.training.update import Update, rollout_batch
-from groupwise.types import Group, group_from_json
+from groupwise.tracking.run import read_metrics, stored_groups, stored_steps
+from groupwise.training.recorder import Recorder, Update
+from groupwise.training.update import rollout_batch
+from groupwise.types import Group
 
 FARTHEST = 100
 """Updates between a checkpoint and the step to explain that are still made again."""
@@ -85,14 +86,13 @@ def recipe_step(name: str, config: Config) -> Step:
 
     with load_parts(config) as parts:
         state = start_state(parts, None)
-        parts.engine.sync(version=0)
-        updates: list[Update] = []
-        step = grpo_step(parts, state, observe=updates.append)
+        recorder = Recorder()
+        step = grpo_step(parts, state, recorder=recorder)
         return Step(
             name,
             1,
             config,
-            [_on_cpu(update) for update in updates],
+            recorder.updates,
             decoder(parts.policy.tokenizer),
             "the first step of the recipe, made just now with its model",
             True,
@@ -110,27 +110,28 @@ def run_step(
     number = _check_stored(folder, number)
     logged = next((row for row in read_metrics(folder) if row["step"] == number), {})
     groups = stored_groups(folder, number)
-    start = None if stored else _start_before(folder, number, config)
+    start = None if stored else _steps_since(folder, number)
     if start is None:
         return _from_stored(folder, config, number, groups, logged)
     from groupwise.load import load_config_policy
     from groupwise.training.api import make_state
     from groupwise.training.update import learn
 
-    weights = None if start.checkpoint is None else str(start.checkpoint / "model")
+    checkpoint, distance = start
+    weights = None if checkpoint is None else str(checkpoint / "model")
     policy = load_config_policy(config, weights)
-    state = make_state(config, policy, start.checkpoint, with_reference=False)
+    state = make_state(config, policy, checkpoint, with_reference=False)
     while state.step < number - 1:
         learn(rollout_batch(stored_groups(folder, state.step + 1), config), state, config)
-    updates: list[Update] = []
-    learn(rollout_batch(groups, config), state, config, observe=updates.append)
-    place = "the initial model" if start.checkpoint is None else start.checkpoint.name
-    again = f", the {start.distance} steps after it made again" * (start.distance > 0)
+    recorder = Recorder()
+    learn(rollout_batch(groups, config), state, config, recorder)
+    place = "the initial model" if checkpoint is None else checkpoint.name
+    again = f", the {distance} steps after it made again" * (distance > 0)
     return Step(
         folder.name,
         number,
         config,
-        [_on_cpu(update) for update in updates],
+        recorder.updates,
         decoder(policy.tokenizer),
         f"answers, rewards and advantages as stored; log-probs and gradient recomputed from "
         f"{place}{again}",
@@ -139,24 +140,21 @@ def run_step(
     )
 
 
-@dataclass(frozen=True)
-class _Start:
-    checkpoint: pathlib.Path | None
-    distance: int
+def _steps_since(folder: pathlib.Path, number: int) -> tuple[pathlib.Path | None, int] | None:
+    """The last checkpoint before a step (None: the initial model), and how many steps lie between.
 
-
-def _start_before(folder: pathlib.Path, number: int, config: Config) -> _Start | None:
-    """Where the weights before a step can be had from, if every update since can be made again."""
+    None where the updates since then cannot be made again.
+    """
     from groupwise.training.checkpoint import find_damage
 
-    found = [p for p in (folder / "checkpoints").glob("step-??????") if int(p.name[5:]) < number]
-    whole = [path for path in sorted(found) if find_damage(path) is None]
-    checkpoint = whole[-1] if whole else None
+    saved = sorted((folder / "checkpoints").glob("step-??????"), reverse=True)
+    before = (path for path in saved if int(path.name[5:]) < number)
+    checkpoint = next((path for path in before if find_damage(path) is None), None)
     begin = 0 if checkpoint is None else int(checkpoint.name[5:])
     between = range(begin + 1, number)
-    if len(between) > FARTHEST or not all(_rollouts(folder, step).is_file() for step in between):
+    if len(between) > FARTHEST or not {*between} <= {*stored_steps(folder)}:
         return None
-    return _Start(checkpoint, len(between))
+    return checkpoint, len(between)
 
 
 def _from_stored(
@@ -204,16 +202,8 @@ def stored_logprobs(batch: Batch) -> tuple[Tensor, Tensor]:
     return logprobs_BT, unknown_BT if entropies_BT is None else entropies_BT
 
 
-def stored_groups(folder: pathlib.Path, number: int) -> list[Group]:
-    return [group_from_json(group) for group in read_rollouts(_rollouts(folder, number))]
-
-
-def _rollouts(folder: pathlib.Path, number: int) -> pathlib.Path:
-    return folder / "rollouts" / f"step-{number:06d}.jsonl.gz"
-
-
 def _check_stored(folder: pathlib.Path, number: int | None) -> int:
-    steps = sorted(int(p.name[5:11]) for p in (folder / "rollouts").glob("step-??????.jsonl.gz"))
+    steps = stored_steps(folder)
     if not steps:
         raise RunFolderError(
             f"{folder} has no stored answers; train with tracking.rollouts=1 to explain its steps"
@@ -227,15 +217,6 @@ def _check_stored(folder: pathlib.Path, number: int | None) -> int:
             f"(there are {len(steps)} from {steps[0]} to {steps[-1]})"
         )
     return number
-
-
-def _on_cpu(update: Update) -> Update:
-    return replace(
-        update,
-        batch=update.batch.to(torch.device("cpu")),
-        logprobs_BT=update.logprobs_BT.cpu(),
-        entropies_BT=update.entropies_BT.cpu(),
-    )
 
 
 def decoder(tokenizer: Any) -> Decode:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.config import Config, RolloutSettings
+from groupwise.config.flat import leaves
+from groupwise.interop.trl_surrogates import FIELDS, LOSS_TYPES
 from groupwise.objective.objective import Objective
-from groupwise.objective.surrogates import SURROGATES
 
 DIRECT = {
     "seed": "seed",
@@ -36,13 +37,6 @@ DIRECT = {
 }
 """Our setting -> TRL's field of the same meaning."""
 
-LOSS_TYPES = {
-    (kind, aggregate): loss_type
-    for kind, surrogate in SURROGATES.items()
-    for aggregate, loss_type in surrogate.trl_loss_types.items()
-}
-"""(surrogate, aggregate) -> TRL's loss_type."""
-
 OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit"}
 
 
@@ -56,8 +50,8 @@ class Fields:
 
 def trl_fields(config: Config) -> Fields:
     """Every argument that our settings decide, also where it is TRL's default."""
-    tree = config.model_dump(mode="json")
-    values = {theirs: _at(tree, ours) for ours, theirs in DIRECT.items()}
+    settings = leaves(config.model_dump(mode="json"))
+    values = {theirs: settings[ours] for ours, theirs in DIRECT.items()}
     updates = _updates(config)
     values |= _batch(config, updates)
     values |= _objective(config.algorithm, config.rollout)
@@ -75,7 +69,8 @@ def trl_fields(config: Config) -> Fields:
         values |= {"bf16": config.precision == "bf16", "fp16": config.precision == "fp16"}
     if config.device == "cpu":
         values["use_cpu"] = True
-    return Fields(values, tuple(_lost(config)))
+    lost = (*_lost_of_the_run(config), *_lost_of_the_objective(config.algorithm))
+    return Fields(values, lost)
 
 
 def _batch(config: Config, updates: int) -> dict[str, Any]:
@@ -84,8 +79,7 @@ def _batch(config: Config, updates: int) -> dict[str, Any]:
     in_update = answers // _minibatches(config)
     longest = config.rollout.max_prompt_tokens + config.rollout.max_completion_tokens
     fitting = max(config.batch.tokens_per_microbatch // longest, 1)
-    at_once = max(size for size in range(1, in_update + 1) if in_update % size == 0 and
-                  size <= fitting)  # fmt: skip
+    at_once = _largest_divisor(in_update, fitting)
     return {
         "per_device_train_batch_size": at_once,
         "gradient_accumulation_steps": in_update // at_once,
@@ -97,7 +91,11 @@ def _batch(config: Config, updates: int) -> dict[str, Any]:
 def _minibatches(config: Config) -> int:
     """Ours may be uneven; TRL's may not, so it gets the next smaller number that divides."""
     answers = config.batch.prompts * config.batch.group_size
-    return max(n for n in range(1, config.batch.minibatches + 1) if answers % n == 0)
+    return _largest_divisor(answers, config.batch.minibatches)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
 
 
 def _updates(config: Config) -> int:
@@ -117,7 +115,8 @@ def _objective(objective: Objective, rollout: RolloutSettings) -> dict[str, Any]
         "vllm_importance_sampling_correction": objective.mismatch != "none",
     }
     surrogate = objective.surrogate
-    values |= {theirs: getattr(surrogate, ours) for ours, theirs in surrogate.trl_fields.items()}
+    fields = FIELDS.get(surrogate.kind, {})
+    values |= {theirs: getattr(surrogate, ours) for ours, theirs in fields.items()}
     if objective.entropy_target is not None:
         values |= {
             "use_adaptive_entropy": True,
@@ -136,9 +135,8 @@ def _objective(objective: Objective, rollout: RolloutSettings) -> dict[str, Any]
 
 def _loss_type(objective: Objective) -> str:
     """TRL's, or where it has none, the clipped loss with the same aggregation."""
-    aggregate = objective.aggregate
-    exact = objective.surrogate.trl_loss_types.get(aggregate)
-    return exact or LOSS_TYPES[("clip", aggregate)]
+    exact = LOSS_TYPES.get((objective.surrogate.kind, objective.aggregate))
+    return exact or LOSS_TYPES["clip", objective.aggregate]
 
 
 def _schedule(config: Config, updates: int) -> dict[str, Any]:
@@ -170,12 +168,6 @@ def _trackers(config: Config) -> list[str] | str:
     return [name for name in names if getattr(config.tracking, name)] or "none"
 
 
-def _lost(config: Config) -> Iterator[str]:
-    """In the order of the config."""
-    yield from _lost_of_the_run(config)
-    yield from _lost_of_the_objective(config.algorithm)
-
-
 def _lost_of_the_run(config: Config) -> Iterator[str]:
     rollout, batch = config.rollout, config.batch
     if config.gradient_checkpointing == "offload":
@@ -202,8 +194,8 @@ def _lost_of_the_run(config: Config) -> Iterator[str]:
         yield "optimizer.warmup: TRL's first step has learning rate 0, ours the first part of it"
     if config.reference.kind == "server" and config.algorithm.needs_reference:
         yield "reference.kind=server: the reference is loaded beside the policy"
-    if config.workers.apart:
-        yield "workers: answers are sampled by the trainer, and by its present weights"
+    if config.place.kind != "here" or config.timing.kind != "in_turn":
+        yield "place, timing: answers are sampled by the trainer, and by its present weights"
     if config.compile == "all":
         yield "compile=all: nothing is compiled"
 
@@ -227,9 +219,3 @@ def _lost_of_the_objective(objective: Objective) -> Iterator[str]:
         yield "algorithm.kl_in=reward: KL is in the loss"
     if objective.mismatch != "none":
         yield f"algorithm.mismatch={objective.mismatch}: counts only with use_vllm=True"
-
-
-def _at(tree: Any, path: str) -> Any:
-    for part in path.split("."):
-        tree = tree[part]
-    return tree

@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.config import Config
 from groupwise.errors import ModelError, RunFolderError
-from groupwise.policy.adapters import WEIGHTS, base_of, is_adapter_folder, merge_adapter
+from groupwise.policy.adapters import WEIGHTS, base_model_of, is_adapter_folder, merge_adapter
 from groupwise.policy.load import pick_device
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.quantization import quantization_config
 from groupwise.policy.resolve import resolve_model
 from groupwise.recipe import parse, read_yaml
-from groupwise.tracking.card import model_card
+from groupwise.report.model_card import model_card
 from groupwise.tracking.run import read_summary
 from groupwise.tracking.whole import replace_folder
 
@@ -46,10 +46,10 @@ def export_model(model: str, out: pathlib.Path, *, merge: bool) -> bool:
 
 def _write_merged(source: pathlib.Path, run: pathlib.Path, folder: pathlib.Path) -> None:
     config = parse(read_yaml(run / "config.yaml")) if (run / "config.yaml").is_file() else None
-    merged = merge_adapter(_base(resolve_model(base_of(source)), config), source)
+    merged = merge_adapter(_base(resolve_model(base_model_of(source)), config), source)
     merged.to(trained_dtype(source)).save_pretrained(folder)
     bare = not (source / "tokenizer_config.json").is_file()
-    tokenizer = from_pretrained(AutoTokenizer, base_of(source) if bare else source)
+    tokenizer = from_pretrained(AutoTokenizer, base_model_of(source) if bare else source)
     tokenizer.save_pretrained(folder)
     summary = read_summary(run)
     if config is not None and summary is not None:

@@ -9,21 +9,11 @@ fields, no more.
 
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.interop.fields import Fields, trl_fields
-from groupwise.interop.trl import (
-    comments,
-    lora_lines,
-    lost_lines,
-    own_lines,
-    reward_lines,
-    run_config,
-    write_dataset,
-    write_text,
-)
+from groupwise.interop.script import Target, reward_lines, run_config, script_text, write_export
 from groupwise.reward_models.reward import PREFIX
 from groupwise.tasks.catalog import build_task
 
@@ -32,26 +22,16 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 # Fields of today's GRPOConfig that TRL 0.24.0's and NeuronTrainingArguments do not have.
 UNKNOWN_THERE = (
-    "sapo_temperature_pos",
-    "sapo_temperature_neg",
-    "vespo_k_pos",
-    "vespo_lambda_pos",
-    "vespo_k_neg",
-    "vespo_lambda_neg",
-    "off_policy_mask_threshold",
-    "entropy_coef",
-    "use_adaptive_entropy",
-    "entropy_target",
-    "entropy_coef_delta",
-    "entropy_coef_max",
-    "use_bias_correction_kl",
-    "multi_objective_aggregation",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_clip_max",
-    "fp16",
-    "use_cpu",
-)
+    "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_lambda_pos",
+    "vespo_k_neg", "vespo_lambda_neg", "off_policy_mask_threshold", "entropy_coef",
+    "use_adaptive_entropy", "entropy_target", "entropy_coef_delta", "entropy_coef_max",
+    "use_bias_correction_kl", "multi_objective_aggregation", "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max", "fp16", "use_cpu",
+)  # fmt: skip
+TARGET = Target(
+    "NeuronGRPOTrainer", "optimum.neuron", "NeuronGRPOConfig", "NeuronGRPOTrainer",
+    "neuron-output", on_gpu=False,
+)  # fmt: skip
 
 
 def export_neuron(
@@ -60,9 +40,7 @@ def export_neuron(
     """Write `out` and its .jsonl; returns what cannot be expressed there."""
     config = run_config(run, trust_code=trust_code)
     fields = neuron_fields(config, tensor_parallel)
-    script = neuron_script(config, fields, out.with_suffix(".jsonl").name)
-    write_dataset(config, out.with_suffix(".jsonl"))
-    write_text(out, script)
+    write_export(config, out, neuron_script(config, fields, out.with_suffix(".jsonl").name))
     return fields.lost
 
 
@@ -125,63 +103,18 @@ def neuron_script(config: Config, fields: Fields, dataset: str) -> str:
             f"reward {learned[0]!r} is a model, and Trainium cannot run it: score by functions, or "
             "export with --to trl"
         )
-    arguments = {**fields.values, "reward_weights": [weight for _, _, weight, _ in rewards]}
-    return "\n".join(
-        [
-            *comments(
-                f"{config.model} on {config.task.kind} with optimum-neuron, as groupwise trained.",
-                f"pip install '{BRANCH}' trl==0.24.0 groupwise (groupwise for its rewards)",
-                "First start a vLLM server for the same model; then, on the Trainium instance:",
-                f"torchrun --nproc_per_node CORES {pathlib.PurePath(dataset).stem}.py",
-                "per_device_train_batch_size is for one data-parallel worker: with more than "
-                "tensor_parallel_size cores, divide steps_per_generation and "
-                "gradient_accumulation_steps by how many workers there are.",
-                "optimum-neuron trains Llama, Granite and Qwen3 models.",
-                "This script was written without a Trainium device to try it on.",
-                *lost_lines(fields.lost, "NeuronGRPOTrainer"),
-            ),
-            "",
-            "import pathlib",
-            "",
-            "from datasets import load_dataset",
-            "from optimum.neuron import NeuronGRPOConfig, NeuronGRPOTrainer",
-            *(["from peft import LoraConfig"] if config.adapter else []),
-            "",
-            *own_lines(config, rewards),
-            "def arguments() -> NeuronGRPOConfig:",
-            "    return NeuronGRPOConfig(",
-            '        output_dir=str(HERE / "neuron-output"),',
-            *(f"        {name}={value!r}," for name, value in arguments.items()),
-            "    )",
-            "",
-            "",
-            "def trainer() -> NeuronGRPOTrainer:",
-            *_body(config, dataset),
-            "",
-            "",
-            'if __name__ == "__main__":',
-            "    training = trainer()",
-            "    training.train()",
-            '    training.save_model(str(HERE / "neuron-output" / "model"))',
-            "",
-        ]
+    weights = [weight for _, _, weight, _ in rewards]
+    values = {**fields.values, "reward_weights": weights}
+    arguments = {name: repr(value) for name, value in values.items()}
+    head = (
+        f"{config.model} on {config.task.kind} with optimum-neuron, as groupwise trained.",
+        f"pip install '{BRANCH}' trl==0.24.0 groupwise (groupwise for its rewards)",
+        "First start a vLLM server for the same model; then, on the Trainium instance:",
+        f"torchrun --nproc_per_node CORES {pathlib.PurePath(dataset).stem}.py",
+        "per_device_train_batch_size is for one data-parallel worker: with more than "
+        "tensor_parallel_size cores, divide steps_per_generation and "
+        "gradient_accumulation_steps by how many workers there are.",
+        "optimum-neuron trains Llama, Granite and Qwen3 models.",
+        "This script was written without a Trainium device to try it on.",
     )
-
-
-def _body(config: Config, dataset: str) -> list[str]:
-    options: dict[str, Any] = {
-        "timeout": config.reward_timeout,
-        "on_error": config.on_reward_error,
-    }
-    return [
-        f"    options = {options!r}",
-        "    rewards = [trl_reward(*reward, **options) for reward in REWARDS]",
-        f"    data = load_dataset('json', data_files=str(HERE / {dataset!r}), split='train')",
-        "    return NeuronGRPOTrainer(",
-        "        model=MODEL,",
-        "        reward_funcs=rewards,",
-        "        args=arguments(),",
-        "        train_dataset=data,",
-        *lora_lines(config),
-        "    )",
-    ]
+    return script_text(TARGET, config, head, fields.lost, arguments, rewards, dataset)

@@ -25,7 +25,7 @@ def trl_reward(
     timeout: float = 30.0,
     on_error: Literal["stop", "skip"] = "stop",
 ) -> Callable[..., list[float | None]]:
-    """trl_reward("correct", "groupwise.tasks.arithmetic:correct")"""
+    """trl_reward("correct", "groupwise.rewards.arithmetic:correct")"""
     options = dict(options or {})
     function: Any = place
     if place.startswith(PREFIX):

@@ -50,6 +50,14 @@ def microbatch_token_mean(loss_BT: Tensor, mask_BT: Tensor, over: Denominator) -
     return (loss_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1) / over.microbatches
 
 
+AGGREGATES: dict[str, Callable[[Tensor, Tensor, Denominator], Tensor]] = {
+    "sequence_mean": sequence_mean,
+    "token_mean": token_mean,
+    "fixed_length": fixed_length,
+    "sequence_sum": sequence_sum,
+    "microbatch_token_mean": microbatch_token_mean,
+}
+
 AGGREGATE_FORMULAS = {
     "sequence_mean": "the mean over answers of each answer's mean over its tokens",
     "token_mean": "the sum over all tokens, divided by their number",
@@ -58,11 +66,3 @@ AGGREGATE_FORMULAS = {
     "microbatch_token_mean": "the mean over micro-batches of their tokens' mean",
 }
 """As `groupwise explain` prints them."""
-
-AGGREGATES: dict[str, Callable[[Tensor, Tensor, Denominator], Tensor]] = {
-    "sequence_mean": sequence_mean,
-    "token_mean": token_mean,
-    "fixed_length": fixed_length,
-    "sequence_sum": sequence_sum,
-    "microbatch_token_mean": microbatch_token_mean,
-}

@@ -1,4 +1,4 @@
-"""The entropy bonus, fixed or steered towards a target.
+"""Entropy: the bonus, fixed or steered towards a target, and which tokens `top_entropy` keeps.
 
 The bonus is the mean entropy of the step's tokens. It is divided by the step's own token count,
 whatever the aggregation of the policy loss, so that its weight means the same under every preset.
@@ -6,10 +6,10 @@ whatever the aggregation of the policy loss, so that its weight means the same u
 Steering is two pure rules. `adapt_entropy_weight` moves the weight by a fixed amount after each
 step: up while entropy is at or under the target, down while above, within [0, entropy_weight_max].
 `applied_entropy_weight` switches the bonus off at once while entropy is above the target: the
-weight alone comes down slowly, and would push entropy further up meanwhile. So the state between
-steps is two numbers: the weight, and the entropy that the step before measured.
+weight alone comes down slowly, and would push entropy further up meanwhile.
 """
 
+import torch
 from torch import Tensor
 
 from groupwise.batch import Denominator
@@ -40,3 +40,19 @@ def applied_entropy_weight(weight: float, entropy: float | None, objective: Obje
     if objective.entropy_target is None:
         return weight
     return weight if entropy is not None and entropy <= objective.entropy_target else 0.0
+
+
+@torch.no_grad()
+def entropy_threshold(entropies_K: Tensor, top: float) -> Tensor:
+    """The entropy that the highest share `top` of tokens reach; keep those at or above it.
+
+    Give it every token of the rollout: a threshold for each micro-batch would make the gradient
+    depend on how a step is cut. As torch.quantile, which refuses more than 16 million values.
+    """
+    if entropies_K.numel() == 0:
+        return entropies_K.new_zeros(())
+    ordered_K = entropies_K.sort().values
+    position = (1 - top) * (ordered_K.numel() - 1)
+    below = int(position)
+    above = min(below + 1, ordered_K.numel() - 1)
+    return torch.lerp(ordered_K[below], ordered_K[above], position - below)

@@ -7,16 +7,23 @@ classes with settings of their own, which may also be written directly under `al
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from groupwise.choice import Choice, FromFile, chosen_block, one_of
 from groupwise.errors import ConfigError
-from groupwise.objective.advantages import ADVANTAGES, AdvantageEstimator, AnyAdvantage
+from groupwise.objective.advantages import ADVANTAGES, AdvantageEstimator
 from groupwise.objective.advantages.group import GroupAdvantage
-from groupwise.objective.choice import Choice, FromFile
-from groupwise.objective.surrogates import SURROGATES, AnySurrogate, Surrogate
+from groupwise.objective.surrogates import SURROGATES, Surrogate
 from groupwise.objective.surrogates.clip import Clip
+
+if TYPE_CHECKING:
+    AnySurrogate = Surrogate
+    AnyAdvantage = AdvantageEstimator
+else:
+    AnySurrogate = one_of(Surrogate, SURROGATES)
+    AnyAdvantage = one_of(AdvantageEstimator, ADVANTAGES)
 
 
 class Objective(BaseModel):
@@ -86,51 +93,47 @@ class Objective(BaseModel):
         tree = {**PRESETS[name], **data}
         for field, classes in (("surrogate", SURROGATES), ("advantage", ADVANTAGES)):
             start = PRESETS[name].get(field, {"kind": cls.model_fields[field].default.kind})
-            tree[field] = _with_own_settings(tree, data.get(field, {}), start, classes)
+            tree[field] = chosen_block(tree, data.get(field, {}), start, classes)
         return tree
 
     @model_validator(mode="after")
     def _reject_mixes_without_meaning(self) -> "Objective":
-        def refuse(condition: bool, why: str) -> None:
-            if condition:
-                raise ValueError(why)
-
         own_ratio = getattr(self.surrogate, "own_ratio", "")
-        refuse(
-            self.ratio == "sequence" and own_ratio != "",
-            f"surrogate {self.surrogate.kind} uses {own_ratio}: set ratio to token",
-        )
-        refuse(
-            self.kl_unbiased and (self.kl_in == "reward" or self.kl_weight == 0),
-            "kl_unbiased corrects KL in the loss: set kl_in to loss and kl_weight above 0",
-        )
-        refuse(
-            self.entropy_target is not None and self.entropy_weight > self.entropy_weight_max,
-            f"entropy_weight {self.entropy_weight} is above entropy_weight_max: lower it",
-        )
-        refuse(
-            self.mismatch_min >= self.mismatch_max,
-            f"mismatch_min {self.mismatch_min} must be below mismatch_max {self.mismatch_max}",
-        )
+        if self.ratio == "sequence" and own_ratio:
+            raise ValueError(
+                f"surrogate {self.surrogate.kind} uses {own_ratio}: set ratio to token"
+            )
+        if self.kl_unbiased and not self.kl_in_loss:
+            raise ValueError(
+                "kl_unbiased corrects KL in the loss: set kl_in to loss and kl_weight above 0"
+            )
+        if self.entropy_target is not None and self.entropy_weight > self.entropy_weight_max:
+            raise ValueError(
+                f"entropy_weight {self.entropy_weight} is above entropy_weight_max: lower it"
+            )
+        low, high = self.mismatch_min, self.mismatch_max
+        if low >= high:
+            raise ValueError(f"mismatch_min {low} must be below mismatch_max {high}")
         return self
 
     def loaded(self) -> "Objective":
         """With classes of the user's own in place of their names. Runs the user's code."""
-        loaded: dict[str, Choice] = {}
-        if isinstance(self.surrogate, FromFile):
-            loaded["surrogate"] = self.surrogate.load(Surrogate, "algorithm.surrogate")
-        if isinstance(self.advantage, FromFile):
-            loaded["advantage"] = self.advantage.load(AdvantageEstimator, "algorithm.advantage")
-        return self.model_copy(update=loaded) if loaded else self
+        parts = {"surrogate": self.surrogate, "advantage": self.advantage}
+        loaded = {
+            name: part.load(f"algorithm.{name}")
+            for name, part in parts.items()
+            if isinstance(part, FromFile)
+        }
+        return self.model_copy(update=loaded)
 
     def using(self, part: Choice) -> "Objective":
         """With another surrogate or advantage estimator: an object, from Python."""
-        if not isinstance(part, Surrogate | AdvantageEstimator):
-            raise ConfigError(
-                f"algorithm must be a Surrogate or an AdvantageEstimator, not {type(part).__name__}"
-            )
-        name = "surrogate" if isinstance(part, Surrogate) else "advantage"
-        return self.model_copy(update={name: part})
+        for name, base in (("surrogate", Surrogate), ("advantage", AdvantageEstimator)):
+            if isinstance(part, base):
+                return self.model_copy(update={name: part})
+        raise ConfigError(
+            f"algorithm must be a Surrogate or an AdvantageEstimator, not {type(part).__name__}"
+        )
 
     @property
     def needs_reference(self) -> bool:
@@ -150,34 +153,11 @@ class Objective(BaseModel):
         return self.entropy_weight > 0 or self.entropy_target is not None
 
 
-def _with_own_settings(
-    tree: dict[str, Any],
-    given: Any,
-    start: Mapping[str, Any],
-    classes: Mapping[str, type[Choice]],
-) -> Any:
-    """The block of a surrogate or estimator: the preset's, with what was given over it.
-
-    Its settings that stand directly under `algorithm` are taken out of `tree`.
-    """
-    if isinstance(given, str):
-        given = {"kind": given}
-    if not isinstance(given, Mapping):
-        return given
-    same = given.get("kind", start["kind"]) == start["kind"]
-    block = {**start, **given} if same else dict(given)
-    chosen = classes.get(block["kind"]) if isinstance(block["kind"], str) else None
-    own = set(chosen.model_fields) - {"kind"} if chosen else set()
-    return {**block, **{name: tree.pop(name) for name in own & set(tree)}}
-
-
+_CLIP_HIGHER = {"kind": "clip", "clip_high": 0.28}
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {},
-    "dapo": {"surrogate": {"kind": "clip", "clip_high": 0.28}, "aggregate": "token_mean"},
-    "bnpo": {
-        "surrogate": {"kind": "clip", "clip_high": 0.28},
-        "aggregate": "microbatch_token_mean",
-    },
+    "dapo": {"surrogate": _CLIP_HIGHER, "aggregate": "token_mean"},
+    "bnpo": {"surrogate": _CLIP_HIGHER, "aggregate": "microbatch_token_mean"},
     "dr_grpo": {"aggregate": "fixed_length", "advantage": {"kind": "group", "scale": "none"}},
     "gspo": {
         "ratio": "sequence",

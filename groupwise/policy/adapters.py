@@ -125,7 +125,7 @@ def is_adapter_folder(source: str | pathlib.Path) -> bool:
     return (pathlib.Path(source) / CONFIG).is_file()
 
 
-def base_of(folder: str | pathlib.Path) -> str:
+def base_model_of(folder: str | pathlib.Path) -> str:
     """The base model of an adapter folder: a folder or a hub id."""
     path = pathlib.Path(folder) / CONFIG
     try:

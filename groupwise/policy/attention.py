@@ -2,7 +2,7 @@
 
 While a model runs under `use_attention(model, function)`, each of its attention layers calls
 `function` with the new tokens' queries, keys and values (rotary positions already applied).
-Outside, the model is as it was. Sampling attends to a KV cache (rollout/native/kv_cache.py),
+Outside, the model is as it was. Sampling attends to KV pages (rollout/native/decode_attention.py),
 training to packed rows (packed_attention.py).
 """
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from groupwise.compat.transformers import attn_implementation, has_attention_interface
+from groupwise.compat.transformers import has_attention_interface, routed, routed_attention
 
 NAME = "groupwise"
 
@@ -45,9 +45,6 @@ class UnsupportedAttention(Exception):
     """The model asks its attention for something that ours does not do."""
 
 
-_current: list[AttentionFunction] = []
-
-
 def _dispatch(
     module: Any,
     query: Tensor,
@@ -67,7 +64,7 @@ def _dispatch(
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
     options = AttentionOptions(scale, sliding_window or None, softcap or None)
-    return _current[-1](module, query, key, value, options), None
+    return routed(module.config)(module, query, key, value, options), None
 
 
 AttentionInterface.register(NAME, _dispatch)
@@ -76,17 +73,13 @@ AttentionInterface.register(NAME, _dispatch)
 @contextmanager
 def use_attention(model: Any, function: AttentionFunction) -> Iterator[None]:
     """Route the model's attention to `function`; the model's own comes back afterwards."""
-    with attn_implementation(model, NAME):
-        _current.append(function)
-        try:
-            yield
-        finally:
-            _current.pop()
+    with routed_attention(model, NAME, function):
+        yield
 
 
-def current_attention() -> AttentionFunction | None:
-    """What the innermost open `use_attention` routes to."""
-    return _current[-1] if _current else None
+def current_attention(model: Any) -> AttentionFunction | None:
+    """What the innermost open `use_attention` routes the model's attention to."""
+    return routed(model.config)
 
 
 def attention_interface_problem(model: Any) -> str | None:
@@ -104,11 +97,15 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions)
             q, k, v, is_causal=True, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.transpose(1, 2)
-    positions = torch.arange(length, device=q.device)
-    mask = positions[None, :] <= positions[:, None]
-    if window is not None:
-        mask &= positions[:, None] - positions[None, :] < window
+    mask = causal_mask(length, length, window, q.device)
     return grouped_query_attention(q, k, v, mask, options)
+
+
+def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """(queries, keys): the last tokens of a sequence see all before them, and themselves."""
+    positions = torch.arange(keys, device=device)
+    distance = positions[keys - queries :, None] - positions[None, :]
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def grouped_query_attention(

@@ -7,6 +7,7 @@ import torch
 
 from groupwise.config import OptimizerSettings
 from groupwise.policy.quantization import weight_bytes, weight_count
+from groupwise.policy.sizes import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ def footprint(model: Any, settings: OptimizerSettings) -> Footprint:
 
 def training_bytes(dtype: torch.dtype, settings: OptimizerSettings) -> int:
     """Per trainable weight: fp32 gradient, two moments, and an fp32 master where there is one."""
-    master = 4 if dtype != torch.float32 or settings.offload else 0
-    moments = 2 if settings.kind == "adamw_8bit" else 8
-    return 4 + master + moments
+    master = MASTER_BYTES if dtype != torch.float32 or settings.offload else 0
+    return GRADIENT_BYTES + master + MOMENT_BYTES[settings.kind]
 
 
 def megabytes(count: int) -> str:

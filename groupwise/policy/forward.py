@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
-from groupwise.batch import Rows, make_batch
-from groupwise.objective.logprobs import token_logprobs
+from groupwise.batch import make_batch
 from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
 from groupwise.policy.packed_attention import use_packed_attention
+from groupwise.policy.packing import Rows, microbatches
 from groupwise.policy.policy import Policy
+from groupwise.policy.rounding import is_rounding
+from groupwise.policy.token_logprobs import token_logprobs
 from groupwise.types import Completion, Group, Problem
 
 
@@ -41,11 +43,9 @@ def _answer_logprobs(
         rows.target_K,
         temperature if rows.temperature_K is None else rows.temperature_K,
         vocab=policy.vocab,
-        entropy=True,
         entropy_grad=entropy_grad,
         compiled=compiled and hidden.is_cuda,  # on a CPU rows of logits stay in its cache
     )
-    assert entropies is not None
     return rows.scatter(logprobs), rows.scatter(entropies)
 
 
@@ -60,8 +60,9 @@ def shared_prefix_problem(policy: Policy) -> str | None:
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         return f"its forward pass refuses them ({str(error).splitlines()[0]})"
     gap = (padded - shared).abs().max().item()
-    tolerance = 0.15 if policy.rounds else 1e-3
-    return None if gap <= tolerance else f"its log-probs change by {gap:.2g} with them"
+    if is_rounding(policy, gap, half=0.15):
+        return None
+    return f"its log-probs change by {gap:.2g} with them"
 
 
 @torch.no_grad()
@@ -71,9 +72,7 @@ def _probe(policy: Policy, layout: str) -> Tensor:
     answers = (tokens[3:6], tokens[4:9])
     completions = tuple(Completion(tuple(a), (0.0,) * len(a), "eos") for a in answers)
     group = Group(Problem("probe", ""), tuple(tokens[:3]), completions)
-    (micro,) = make_batch([group]).to(policy.device).microbatches(layout, 10_000, policy.pad_id)
-    rows = micro.to(policy.device).rows
-    assert rows is not None
-    logprobs, _ = answer_logprobs(policy, rows, 1.0)
+    (micro,) = microbatches(make_batch([group]), layout, 10_000, policy.pad_id)
+    logprobs, _ = answer_logprobs(policy, micro.rows.to(policy.device), 1.0)
     order = sorted(range(len(micro.members)), key=lambda line: micro.members[line])
     return logprobs[order]

@@ -20,12 +20,13 @@ from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.adapters import (
     Adapter,
     add_adapter,
-    base_of,
+    base_model_of,
     is_adapter_folder,
     load_adapter,
     merge_adapter,
 )
 from groupwise.policy.forward import shared_prefix_problem
+from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.policy import Policy, split_head
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.prompts import eos_ids
@@ -68,7 +69,7 @@ def load_policy(
     """Load `tiny`, `smollm2`, a hub id or a folder; `weights`: a folder that it goes on from."""
     source = resolve_model(weights or name)
     adapter_folder = pathlib.Path(source) if is_adapter_folder(source) else None
-    base = source if adapter_folder is None else resolve_model(base_of(adapter_folder))
+    base = source if adapter_folder is None else resolve_model(base_model_of(adapter_folder))
     tokenizer, model = _from_pretrained(name, source, base, device, dtype, quantization)
     lora = None
     if adapter is None and adapter_folder is not None:
@@ -81,6 +82,38 @@ def load_policy(
     if gradient_checkpointing:
         checkpoint_activations(model, offload=gradient_checkpointing == "offload")
     return make_policy(model, tokenizer, layout, lora)
+
+
+def policy_of(
+    given: ModelInMemory,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    *,
+    layout: str = "auto",
+    gradient_checkpointing: bool | Literal["offload"] = False,
+    adapter: AdapterSettings | None = None,
+    weights: str | None = None,
+    seed: int = 0,
+) -> Policy:
+    """The policy of a model in memory, as `load_policy` makes one of a model with a name.
+
+    `dtype` None: the model's own. `weights`: an adapter's folder that it goes on from.
+    """
+    model: Any = given.plain
+    if not getattr(model, "is_quantized", False):
+        model.to(device=device, dtype=dtype)
+    lora = given.adapter()
+    if weights is not None and given.is_peft:
+        given.with_adapter_of(pathlib.Path(weights))
+    elif weights is not None:
+        assert adapter is not None, "without an adapter, a checkpoint is a model of its own"
+        folder = pathlib.Path(weights)
+        lora = load_adapter(model, folder, adapter, model.dtype, starts_as_base=True)
+    elif adapter is not None and not given.is_peft:
+        lora = add_adapter(model, adapter, model.dtype, seed)
+    if gradient_checkpointing:
+        checkpoint_activations(model, offload=gradient_checkpointing == "offload")
+    return make_policy(model, given.tokenizer, layout, lora)
 
 
 def _from_pretrained(

@@ -7,10 +7,11 @@ give the same numbers.
 import torch
 from torch import Tensor
 
-from groupwise.batch import Batch, blank
+from groupwise.batch import Batch
 from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy
+from groupwise.policy.packing import MicroBatch, blank, microbatches
 
 
 @torch.no_grad()
@@ -26,21 +27,18 @@ def batch_logprobs(
     """(B, T) log-probs and entropies of every answer. `layout`: another than the policy's own."""
     logprobs_BT = torch.zeros(batch.mask_BT.shape, device=policy.device)
     entropies_BT = torch.zeros_like(logprobs_BT)
-    micros = batch.microbatches(layout or policy.layout, tokens_at_once, policy.pad_id)
+    micros = microbatches(batch, layout or policy.layout, tokens_at_once, policy.pad_id)
     for micro in with_blanks(policy, list(micros)):
-        rows = micro.to(policy.device).rows
-        assert rows is not None
+        rows = micro.rows.to(policy.device)
         with compiled_layers(policy.model, compiled):
             logprobs, entropies = answer_logprobs(policy, rows, temperature, compiled=compiled)
         if micro.members:
-            assert micro.lines is not None
-            lines = micro.lines.to(policy.device)
-            logprobs_BT[lines, : logprobs.shape[1]] = logprobs.to(logprobs_BT.dtype)
-            entropies_BT[lines, : logprobs.shape[1]] = entropies.to(entropies_BT.dtype)
+            micro.put(logprobs, logprobs_BT)
+            micro.put(entropies, entropies_BT)
     return logprobs_BT, entropies_BT
 
 
-def with_blanks(policy: Policy, micros: list[Batch]) -> list[Batch]:
+def with_blanks(policy: Policy, micros: list[MicroBatch]) -> list[MicroBatch]:
     """As many as the ranks that hold the model together agree on; blank ones at the end."""
     missing = policy.passes(len(micros)) - len(micros)
     return micros + [blank(policy.layout, policy.pad_id)] * missing

@@ -14,22 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupwise.batch import Rows
 from groupwise.policy.attention import (
     AttentionOptions,
     causal_attention,
+    causal_mask,
     current_attention,
     grouped_query_attention,
     use_attention,
 )
 from groupwise.policy.compiled import uncompiled
+from groupwise.policy.packing import Rows
 from groupwise.policy.varlen_attention import Groups, VarlenSequences, flash_supports
 
 
 @contextmanager
 def use_packed_attention(model: Any, rows: Rows) -> Iterator[None]:
     """The attention that `rows` need, while this is open; backward included."""
-    current = current_attention()
+    current = current_attention(model)
     if rows.groups is None or (
         isinstance(current, PackedAttention) and current.groups is rows.groups
     ):
@@ -71,11 +72,6 @@ class PackedAttention:
         return torch.cat(outputs, dim=1)
 
     def _mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-        """(queries, keys): the last tokens of a sequence see all before them, and themselves."""
         if (queries, keys, window) not in self._masks:
-            positions = torch.arange(keys, device=device)
-            distance = positions[keys - queries :, None] - positions[None, :]
-            mask = distance >= 0
-            mask = mask if window is None else mask & (distance < window)
-            self._masks[queries, keys, window] = mask
+            self._masks[queries, keys, window] = causal_mask(queries, keys, window, device)
         return self._masks[queries, keys, window]

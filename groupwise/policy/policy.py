@@ -1,7 +1,7 @@
 """A policy: a causal language model, its tokenizer, and how to run it.
 
 `body` and `head` split the model before its vocabulary projection, so that logits are never held
-whole (objective/logprobs.py). Any Hugging Face causal model can be one; a model whose logits are
+whole (token_logprobs.py). Any Hugging Face causal model can be one; a model whose logits are
 not head(body(x)) is run as a whole, which is always right and costs more memory.
 """
 

@@ -16,11 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from groupwise.errors import MissingExtraError, ModelError
 from groupwise.policy.pretrained import from_pretrained
+from groupwise.policy.sizes import NF4_BLOCK
 
 log = logging.getLogger("groupwise")
-
-BLOCK = 64
-"""Weights that share a scale in nf4."""
 
 
 def quantization_config(kind: str, dtype: torch.dtype, source: str, device: torch.device) -> Any:
@@ -54,13 +52,13 @@ def _cpu_skip_modules(source: str) -> list[str] | None:
     head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     body = {name: layer for name, layer in linear.items() if layer is not head}
-    odd = [name for name, layer in body.items() if layer.in_features % BLOCK]
+    odd = [name for name, layer in body.items() if layer.in_features % NF4_BLOCK]
     if not odd:
         return None
     if len(odd) == len(body):
         raise ModelError(
-            f"nf4 on a CPU needs layers that read a multiple of {BLOCK} numbers, and {source} has "
-            "none: use quantization=int8, or a GPU"
+            f"nf4 on a CPU needs layers that read a multiple of {NF4_BLOCK} numbers, and {source} "
+            "has none: use quantization=int8, or a GPU"
         )
     log.warning(
         "%d of %d layers are not quantized: bitsandbytes misreads them as nf4 on a CPU",

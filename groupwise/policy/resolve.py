@@ -13,8 +13,13 @@ from groupwise.errors import ModelError
 from groupwise.policy.smollm2 import smollm2_folder
 
 TINY = Path(__file__).parent / "tiny"
+TINY_TOOLS = Path(__file__).parent / "tiny_tools"
 
-NAMES: dict[str, Callable[[], Path]] = {"tiny": lambda: TINY, "smollm2": smollm2_folder}
+NAMES: dict[str, Callable[[], Path]] = {
+    "tiny": lambda: TINY,
+    "tiny_tools": lambda: TINY_TOOLS,
+    "smollm2": smollm2_folder,
+}
 """Names of ours -> the folder, which may be downloaded first."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)

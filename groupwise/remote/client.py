@@ -5,13 +5,15 @@ large for its device, smaller ones may fit. ModelError: only a person can fix it
 
 Each request has a connection of its own: next to a forward pass that costs nothing, closing it
 tells the server that nobody waits any more, and no idle connection is used after it was closed.
+All of them run in `client_loop`.
 """
 
+import asyncio
 import json
 import os
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +30,9 @@ MAX_RETRY_AFTER = 10.0
 """Seconds that a server may ask us to wait before we ask again."""
 HEALTH_SECONDS = 5.0
 
+Take = Callable[[bytes], bool]
+"""Given a chunk of a reply: whether it completed something."""
+
 
 class Described(BaseModel):
     """What a server says of itself as JSON: these fields, of these types, and no others."""
@@ -40,6 +45,10 @@ Description = TypeVar("Description", bound=Described)
 
 class ServerUnavailable(Exception):
     """A server that does not answer, or not with what it should; the message says why."""
+
+
+class BaseRefused(Exception):
+    """A server does not take a difference of weights: it does not have what that is from."""
 
 
 class ServerBusy(ServerUnavailable):
@@ -82,7 +91,7 @@ class ServerClient:
     command: ClassVar[str] = "groupwise serve"
     slow_fix: ClassVar[str] = "the timeout"
 
-    def request(
+    async def request(
         self,
         method: str,
         path: str,
@@ -91,33 +100,40 @@ class ServerClient:
         *,
         headers: dict[str, str] | None = None,
         timeout: float | None = None,
+        take: Take | None = None,
     ) -> bytes:
-        """The content of a reply of status 200; one try. A streamed body needs Content-Length."""
+        """The content of a reply of status 200; one try. A streamed body needs Content-Length.
+
+        `take` gets each chunk as it comes, and says whether it completed something: then there are
+        `timeout` seconds for the next.
+        """
         seconds = timeout or self.timeout
         sent = {"Authorization": f"Bearer {self.token}", "Accept-Encoding": "identity"}
+        sent |= headers or {}
         try:
-            reply = self._exchange(method, path, body, max_bytes, sent | (headers or {}), seconds)
+            reply = await self._exchange(method, path, body, max_bytes, sent, seconds, take)
         except httpx2.TimeoutException as error:
-            raise ServerUnavailable(self._why_slow(seconds)) from error
+            raise ServerUnavailable(await self._why_slow(seconds)) from error
         except httpx2.HTTPError as error:
-            reason = str(error).partition("] ")[2] or str(error) or type(error).__name__
-            raise ServerUnavailable(reason) from error
+            raise ServerUnavailable(_reason(error)) from error
         if reply.status != 200:
             raise self.failure(reply)
         return reply.content
 
-    def request_when_free(self, method: str, path: str, body: bytes, max_bytes: int) -> bytes:
+    async def request_when_free(
+        self, method: str, path: str, body: bytes, max_bytes: int, take: Take | None = None
+    ) -> bytes:
         """`request`, and again while the server's queue is full."""
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                return self.request(method, path, body, max_bytes)
+                return await self.request(method, path, body, max_bytes, take=take)
             except ServerBusy as busy:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     reason = f"its queue was full for {self.timeout:g} s"
                     raise ServerUnavailable(reason) from None
-                time.sleep(min(busy.seconds, left))
+                await asyncio.sleep(min(busy.seconds, left))
 
     def failure(self, reply: Reply) -> Exception:
         """The error that a reply of another status than 200 stands for."""
@@ -132,6 +148,8 @@ class ServerClient:
             return ServerBusy(min(max(seconds, 0.1), MAX_RETRY_AFTER))
         if reply.status == 507:
             return MemoryError(f"{self.url}: {reply.text}")
+        if reply.status == 412:
+            return BaseRefused(reply.text)
         if reply.status in (409, 410):
             return ServerUnavailable(reply.text)
         if reply.status >= 500 or reply.status in (408, 429):
@@ -150,16 +168,16 @@ class ServerClient:
             ) from error
 
     @cached_property
-    def _http(self) -> httpx2.Client:
+    def _http(self) -> httpx2.AsyncClient:
         encrypted = self.url.startswith("https:")
-        return httpx2.Client(
+        return httpx2.AsyncClient(
             base_url=self.url,
             verify=ssl.create_default_context() if encrypted else False,
             trust_env=False,  # no proxies: these are addresses of our own
             limits=httpx2.Limits(max_keepalive_connections=0, max_connections=None),
         )
 
-    def _exchange(
+    async def _exchange(
         self,
         method: str,
         path: str,
@@ -167,30 +185,54 @@ class ServerClient:
         max_bytes: int,
         headers: dict[str, str],
         seconds: float,
+        take: Take | None = None,
     ) -> Reply:
-        sending = self._http.stream(method, path, content=body, headers=headers, timeout=seconds)
-        with sending as response:
-            content, deadline = bytearray(), time.monotonic() + seconds
-            for chunk in response.iter_raw():
-                content += chunk
-                if len(content) > max_bytes:
+        content = body if isinstance(body, bytes) else _made_beside(body)
+        sending = self._http.stream(method, path, content=content, headers=headers, timeout=seconds)
+        async with sending as response:
+            received, kept, deadline = 0, bytearray(), time.monotonic() + seconds
+            taken = take if response.status_code == 200 else None
+            async for chunk in response.aiter_raw():
+                received += len(chunk)
+                if received > max_bytes:
                     raise ServerUnavailable("its reply is too long")
+                if taken is None:
+                    kept += chunk
+                elif taken(chunk):
+                    deadline = time.monotonic() + seconds
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"its reply took longer than {seconds:g} s")
             retry_after = response.headers.get("retry-after", "")
-            return Reply(path, response.status_code, bytes(content), retry_after)
+            return Reply(path, response.status_code, bytes(kept), retry_after)
 
-    def _why_slow(self, seconds: float) -> str:
+    async def _why_slow(self, seconds: float) -> str:
         """Silent altogether, or only slow? The two have different fixes."""
         begin = f"no reply within {seconds:g} s"
         limit = min(HEALTH_SECONDS, seconds)
         try:
-            reply = self._exchange("GET", "/health", b"", MAX_TEXT_BYTES, {}, limit)
+            reply = await self._exchange("GET", "/health", b"", MAX_TEXT_BYTES, {}, limit)
         except (httpx2.HTTPError, ServerUnavailable):
             return f"{begin}, and its /health is silent too: it hangs"
         if reply.status != 200:
             return f"{begin}, and its /health says {reply.status}: {reply.text}"
         return f"{begin} although it is alive: it is too slow. Raise {self.slow_fix}"
+
+
+async def _made_beside(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Chunks that take a while to be made, which holds up no other request."""
+    source = iter(chunks)
+    while (chunk := await asyncio.to_thread(next, source, None)) is not None:
+        yield chunk
+
+
+def _reason(error: BaseException) -> str:
+    """What the system says, where it says something: connection refused, no such host ..."""
+    told, inner = str(error) or type(error).__name__, error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.errno and inner.errno > 0:
+            return os.strerror(inner.errno)
+        inner = inner.__cause__ or inner.__context__
+    return told
 
 
 def token_from_environment(variable: str, setting: str, command: str) -> str:

@@ -21,8 +21,8 @@ from torch import Tensor
 from groupwise.batch import make_batch
 from groupwise.policy.load import Policy
 from groupwise.policy.logprobs import batch_logprobs
+from groupwise.policy.weights import trained_weights
 from groupwise.remote.client import Described
-from groupwise.remote.payload import trained_weights
 from groupwise.types import Completion, Group, Problem
 
 PROBE_TOKENS = 32

@@ -9,8 +9,9 @@ the network) tells both sides at the end that they mean the same weights.
 
 import itertools
 import json
+import struct
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from groupwise.policy.load import Policy
+from groupwise.policy.policy import Policy
 
 MAX_HEADER_BYTES = 4096
 """Of a request or reply: ours have a few hundred."""
@@ -100,16 +101,59 @@ def split(values: Sequence[Value], lengths: Sequence[int]) -> list[tuple[Value, 
     return [tuple(values[end - n : end]) for n, end in zip(lengths, ends, strict=True)]
 
 
+FRAME = struct.Struct("<HII")
+"""Before each part of a reply in parts: its status, the number of the part, and its length."""
+
+
+class Frames:
+    """`feed` it a reply in parts as it comes; `take(status, number, content)` gets each of them."""
+
+    def __init__(self, take: Callable[[int, int, bytes], None]) -> None:
+        self._take, self._bytes = take, bytearray()
+
+    def feed(self, chunk: bytes) -> bool:
+        """Whether a part is complete."""
+        self._bytes += chunk
+        complete = False
+        while len(self._bytes) >= FRAME.size:
+            status, number, size = FRAME.unpack_from(self._bytes)
+            if len(self._bytes) < FRAME.size + size:
+                break
+            content = bytes(self._bytes[FRAME.size : FRAME.size + size])
+            del self._bytes[: FRAME.size + size]
+            self._take(status, number, content)
+            complete = True
+        return complete
+
+
+def frame(status: int, number: int, content: bytes) -> bytes:
+    return FRAME.pack(status, number, len(content)) + content
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a model takes: its vocabulary, and tokens on a row (None: any number)."""
+
+    vocab: int
+    positions: int | None
+
+    @classmethod
+    def of(cls, policy: Policy) -> "ModelLimits":
+        config = policy.model.config.get_text_config()
+        return ModelLimits(policy.vocab, getattr(config, "max_position_embeddings", None))
+
+    def check(self, tokens: Sequence[int], longest: int) -> None:
+        """Raises BadPayload for tokens that it does not know, or a row that it has no room for."""
+        if self.positions is not None and longest > self.positions:
+            raise PayloadTooLarge(
+                f"a row of {longest} tokens, and the model has {self.positions} places"
+            )
+        check_vocabulary(tokens, self.vocab)
+
+
 def check_vocabulary(tokens: Sequence[int], vocab: int) -> None:
     if max(tokens, default=0) >= vocab:
         raise BadPayload(f"tokens must be from 0 to {vocab - 1}, the model's vocabulary")
-
-
-def trained_weights(policy: Policy) -> dict[str, Tensor]:
-    """All that training changes: the adapter's weights where there is one, else the model's."""
-    if policy.adapter is not None:
-        return {name: weight.detach() for name, weight in policy.adapter.weights().items()}
-    return {name: weight.detach() for name, weight in policy.model.named_parameters()}
 
 
 @dataclass(frozen=True)
@@ -169,51 +213,60 @@ class _Entry(NamedTuple):
     size: int
 
 
-class WeightsReceiver:
-    """`feed` it a file's bytes as they come; `finish` when there are no more."""
+def max_weights_bytes(targets: Weights) -> int:
+    """Of a file of such weights, in the widest type that a sender may use."""
+    return 8 + _max_header(targets) + 8 * sum(weight.numel() for weight in targets.values())
 
-    def __init__(self, targets: Weights) -> None:
-        self.targets = targets
-        self._max_header = 64 + 2 * len(WeightsStream(targets).header())
-        self._checksum, self._part = Checksum(), bytearray()
-        self._parts = self._receive()
-        self._wanted = next(self._parts)
 
-    @property
-    def max_bytes(self) -> int:
-        """Of the file, in the widest type that a sender may use."""
-        return 8 + self._max_header + 8 * sum(weight.numel() for weight in self.targets.values())
+def received_weights(
+    chunks: Iterable[bytes | bytearray], targets: Weights, checksum: Checksum
+) -> Iterator[tuple[str, Tensor]]:
+    """Each target once the file's values are in it, as its bytes come; raises BadPayload for
+    anything but a file of just these weights. Memory for one of them, however many there are."""
+    source = _Source(chunks, checksum)
+    size = int.from_bytes(source.read(8), "little")
+    if not 2 <= size <= _max_header(targets):
+        raise BadPayload("the body is no safetensors file of this model's weights")
+    for entry in _entries(bytes(source.read(size)), targets):
+        if entry.size:
+            part = source.read(entry.size)
+            values = torch.frombuffer(part, dtype=entry.dtype).reshape(entry.shape)
+            with torch.no_grad():
+                targets[entry.name].copy_(values)
+        yield entry.name, targets[entry.name]
+    source.expect_end()
 
-    def feed(self, piece: bytes | bytearray) -> None:
-        view = memoryview(self._checksum.add(piece))
-        while len(view):
-            if not self._wanted:
-                raise BadPayload("there are more bytes than the weights have")
-            take = self._wanted - len(self._part)
-            self._part += view[:take]
-            view = view[take:]
-            if len(self._part) == self._wanted:
-                part, self._part = self._part, bytearray()
-                self._wanted = self._parts.send(part)
 
-    def finish(self) -> str:
-        """The checksum; raises BadPayload where weights are missing."""
-        if self._wanted:
-            raise BadPayload("the body ended before the weights did")
-        return str(self._checksum)
+class _Source:
+    """`read(n)` of chunks that come in any sizes."""
 
-    def _receive(self) -> Generator[int, bytearray, None]:
-        """Says how many bytes it needs next, and is sent them; 0 when it needs no more."""
-        size = int.from_bytes((yield 8), "little")
-        if not 2 <= size <= self._max_header:
-            raise BadPayload("the body is no safetensors file of this model's weights")
-        for entry in _entries(bytes((yield size)), self.targets):
-            if entry.size:
-                part = yield entry.size
-                values = torch.frombuffer(part, dtype=entry.dtype).reshape(entry.shape)
-                with torch.no_grad():
-                    self.targets[entry.name].copy_(values)
-        yield 0
+    def __init__(self, chunks: Iterable[bytes | bytearray], checksum: Checksum) -> None:
+        self._chunks, self._checksum, self._left = iter(chunks), checksum, memoryview(b"")
+
+    def read(self, size: int) -> bytearray:
+        part = bytearray()
+        while len(part) < size:
+            if not self._left and not self._next():
+                raise BadPayload("the body ended before the weights did")
+            taken = self._left[: size - len(part)]
+            part += taken
+            self._left = self._left[len(taken) :]
+        return part
+
+    def expect_end(self) -> None:
+        while not self._left and self._next():
+            pass
+        if self._left:
+            raise BadPayload("there are more bytes than the weights have")
+
+    def _next(self) -> bool:
+        chunk = next(self._chunks, None)
+        self._left = memoryview(self._checksum.add(chunk or b""))
+        return chunk is not None
+
+
+def _max_header(targets: Weights) -> int:
+    return 64 + 2 * len(WeightsStream(targets).header())
 
 
 def _entries(text: bytes, targets: Weights) -> list[_Entry]:

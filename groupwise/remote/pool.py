@@ -1,21 +1,22 @@
-"""Work spread over several servers: it goes to who is free, and one that fails is survived.
+"""Several servers as one: work goes to who is free, and one that fails is survived.
 
 A server that fails is left out for a while and its work goes to the others. When none is left the
-run ends with a message, and the same command goes on later from the last checkpoint.
+run ends with a message, and the same command goes on later from the last checkpoint. Everything
+here runs in `client_loop`, whose one thread needs no locks.
 """
 
+import asyncio
 import logging
-import threading
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from groupwise.config import EngineSettings, ReferenceSettings, WorkerSettings
+from groupwise.config import ReferenceSettings, Servers
 from groupwise.errors import ModelError
 from groupwise.remote.client import ServerClient, ServerUnavailable, token_from_environment
+from groupwise.remote.local_servers import LocalServer
 from groupwise.remote.payload import BadPayload
 
 log = logging.getLogger("groupwise")
@@ -23,32 +24,32 @@ log = logging.getLogger("groupwise")
 RETRY_SECONDS = 30.0
 """How long a server that failed is left alone before it is tried again."""
 
-Client = TypeVar("Client")
 AnyClient = TypeVar("AnyClient", bound=ServerClient)
 State = TypeVar("State")
-Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
-class PooledServer(Generic[Client, State]):
+class PooledServer(Generic[AnyClient, State]):
     """A server, and how it is. `state` is None until it was reached, and while it is left out.
 
-    `restarts`: it is ours to start again, so it is not left alone when it fails.
+    `process`: it is ours to start, and to start again when it fails. `load`: how much of the work
+    that it has taken is not done.
     """
 
     name: str
-    client: Client
-    restarts: bool = False
+    client: AnyClient
+    process: LocalServer | None = None
     state: State | None = None
+    load: int = 0
     retry_at: float = 0.0
     reason: str = ""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    returning: "asyncio.Task[None] | None" = None
 
 
 def pooled(
     client: type[AnyClient],
-    settings: ReferenceSettings | EngineSettings | WorkerSettings,
+    settings: ReferenceSettings | Servers,
     setting: str,
 ) -> list[PooledServer[AnyClient, Any]]:
     """A server for each address. `setting` asked for them: a missing token's error names it."""
@@ -57,190 +58,174 @@ def pooled(
     return [PooledServer(url, client(url, *rest)) for url in (u.rstrip("/") for u in settings.urls)]
 
 
-class WorkQueue:
-    """WorkQueue({0: "a", 1: "a", 2: "b"}) hands out three pieces of work, of two prefixes.
-
-    Work with the same prefix goes to one server where it can: vLLM keeps the keys and values of a
-    prompt for the next answer to it, each server for itself.
-    """
-
-    def __init__(self, prefix_of: dict[int, Hashable]) -> None:
-        self._prefix_of = prefix_of
-        self._lock = threading.Lock()
-        self._left: dict[Hashable, deque[int]] = {}
-        for index, prefix in prefix_of.items():
-            self._left.setdefault(prefix, deque()).append(index)
-        self._server_of: dict[Hashable, int] = {}
-
-    def take(self, server: int) -> int | None:
-        """Work for this server: of a prefix that it has begun, of a new one, of any."""
-        with self._lock:
-            own = (p for p in self._left if self._server_of.get(p) == server)
-            new = (p for p in self._left if p not in self._server_of)
-            for prefixes in (own, new, self._left):
-                prefix = next(iter(prefixes), None)
-                if prefix is not None:
-                    break
-            else:
-                return None
-            self._server_of.setdefault(prefix, server)
-            index = self._left[prefix].popleft()
-            if not self._left[prefix]:
-                del self._left[prefix]
-            return index
-
-    def put_back(self, index: int) -> None:
-        """Its server failed; the prefix is anyone's again."""
-        with self._lock:
-            prefix = self._prefix_of[index]
-            self._left.setdefault(prefix, deque()).appendleft(index)
-            self._server_of.pop(prefix, None)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._left.clear()
-
-
 def from_last_checkpoint(text: str) -> ModelError:
     return ModelError(f"{text}: it goes on from the last checkpoint")
 
 
-class ServerPool(Generic[Client, State]):
+class ServerPool(Generic[AnyClient, State]):
     """`connect(client)` makes a server ready and gives its state.
 
     `kind` is what messages call a server, `fix` how to get one when none is left, and `error` what
-    is raised then. `max_failures`, of each server in one `spread`: work that fails everywhere
-    ends the run.
+    is raised then. `max_load` is how much work a server has at once. `max_failures`, of each server
+    for one piece of work: work that fails everywhere ends the run.
     """
 
     def __init__(
         self,
-        servers: Iterable[PooledServer[Client, State]],
-        connect: Callable[[Client], State],
+        servers: Iterable[PooledServer[AnyClient, State]],
+        connect: Callable[[AnyClient], Awaitable[State]],
         kind: str,
         fix: str,
         error: Callable[[str], ModelError] = from_last_checkpoint,
+        *,
+        max_load: int = sys.maxsize,
         max_failures: int = 3,
     ) -> None:
         self.servers = list(servers)
         self.connect, self.kind, self.fix, self.error = connect, kind, fix, error
-        self.max_failures = max_failures
+        self.max_load, self.max_failures = max_load, max_failures
+        self.closed = False
+        self._changed = asyncio.Event()
 
-    def connect_all(self) -> None:
+    async def connect_all(self) -> None:
         """Here a wrong token or model ends the run; later on it does not."""
-        self._update(self.servers, self.connect)
 
-    def ready(self) -> list[PooledServer[Client, State]]:
-        """Servers that work. Others are tried again when due, and at once if none is left."""
-        now = time.monotonic()
-        none_left = all(server.state is None for server in self.servers)
-        for server in self.servers:
-            if server.state is None and (none_left or now >= server.retry_at):
-                try:
-                    server.state = self.connect(server.client)
-                    log.info("%s %s is back", self.kind, server.name)
-                except (ServerUnavailable, ModelError) as error:
-                    server.retry_at = time.monotonic() + RETRY_SECONDS
-                    server.reason = str(error)
-        return self._working()
-
-    def spread(
-        self,
-        work: Sequence[Work],
-        do: Callable[[Client, State, Work], Result],
-        *,
-        prefixes: Sequence[Hashable] | None = None,
-        lanes: int = 1,
-    ) -> list[Result]:
-        """`do` all of the work, up to `lanes` pieces at once at each server; results in order."""
-        results: dict[int, Result] = {}
-        failures, ready = 0, self.ready()
-        while len(results) < len(work):
-            left = [index for index in range(len(work)) if index not in results]
-            queue = WorkQueue({i: prefixes[i] if prefixes else i for i in left})
-
-            def serve(number: int, queue: WorkQueue = queue) -> int:
-                return self._serve(number, queue, work, do, results)
-
-            numbers = [self.servers.index(server) for server in ready]
-            failures += sum(_in_parallel(serve, numbers * min(lanes, len(left))))
-            if len(results) < len(work):
-                if failures > self.max_failures * len(self.servers):
-                    raise self._none_left()
-                ready = self.ready()
-        return [results[index] for index in range(len(work))]
-
-    def everywhere(self, do: Callable[[Client, State], State]) -> None:
-        """`do` the same at every server that works, at once; the new state of each."""
-        ready = self.ready()
-        states = {id(server.client): server.state for server in ready}
-
-        def update(client: Client) -> State:
-            state = states[id(client)]
-            assert state is not None
-            return do(client, state)
-
-        self._update(ready, update)
-
-    def _update(
-        self, servers: Sequence[PooledServer[Client, State]], state_of: Callable[[Client], State]
-    ) -> None:
-        def one(server: PooledServer[Client, State]) -> None:
+        async def one(server: PooledServer[AnyClient, State]) -> None:
             try:
-                server.state = state_of(server.client)
+                server.state = await self._reach(server)
             except (ServerUnavailable, BadPayload) as error:
                 self._leave_out(server, str(error))
 
-        _in_parallel(one, servers)
-        self._working()
+        await _all(one(server) for server in self.servers)
+        self._expect_one()
 
-    def _serve(
+    async def do(
         self,
-        number: int,
-        queue: WorkQueue,
-        work: Sequence[Work],
-        do: Callable[[Client, State, Work], Result],
-        results: dict[int, Result],
-    ) -> int:
-        """Do what waits until nothing does, or until the server fails; 1 where it failed here."""
-        server = self.servers[number]
-        while (state := server.state) is not None:
-            index = queue.take(number)
-            if index is None:
-                return 0
-            try:
-                results[index] = do(server.client, state, work[index])
-            except (ServerUnavailable, BadPayload) as error:
-                queue.put_back(index)
-                return int(self._leave_out(server, str(error)))
-            except BaseException:
-                queue.clear()  # the run cannot go on: the others need not either
-                raise
-        return 0
+        work: Callable[[AnyClient, State], Awaitable[Result]],
+        *,
+        load: int = 1,
+        apart: set[PooledServer[AnyClient, State]] | None = None,
+    ) -> Result:
+        """The result of `work` at the server that has least to do, or at another if that fails.
 
-    def _leave_out(self, server: PooledServer[Client, State], reason: str) -> bool:
-        """Whether it still counted as working: of many threads, one says it."""
-        seconds = 0.0 if server.restarts else RETRY_SECONDS
-        with server.lock:
-            if server.state is None and server.reason:
-                return False
-            server.state, server.reason = None, reason
-            server.retry_at = time.monotonic() + seconds
-        again = f"tried again every {seconds:g} s" if seconds else "started again"
+        Work that is given the same set `apart` is never at one server at the same time.
+        """
+        failures, apart = 0, set() if apart is None else apart
+        while True:
+            server, state = await self._take(load, apart)
+            apart.add(server)
+            try:
+                return await work(server.client, state)
+            except (ServerUnavailable, BadPayload) as error:
+                failures += 1
+                if server.state is state:  # else it failed before, or is a new one
+                    self._leave_out(server, str(error))
+                if failures > self.max_failures * len(self.servers):
+                    raise self._none_left() from error
+            finally:
+                server.load -= load
+                apart.discard(server)
+                self._notify()
+
+    async def everywhere(self, do: Callable[[AnyClient, State], Awaitable[State]]) -> None:
+        """`do` the same at every server that works, at once; the new state of each. One that comes
+        back later is for `connect` to bring up to date."""
+
+        async def one(server: PooledServer[AnyClient, State]) -> None:
+            state = server.state
+            assert state is not None
+            try:
+                changed = await do(server.client, state)
+                if server.state is state:
+                    server.state = changed
+            except (ServerUnavailable, BadPayload) as error:
+                if server.state is state:
+                    self._leave_out(server, str(error))
+
+        await _all(one(server) for server in self._working())
+
+    async def ready(self) -> list[PooledServer[AnyClient, State]]:
+        """Servers that work. Others are tried again when due, and at once if none is left."""
+        self._return_due(at_once=not self._working())
+        await asyncio.sleep(0)  # one that returns at once is among them
+        while not (working := self._working()):
+            attempts = [server.returning for server in self.servers if server.returning]
+            if not attempts:
+                raise self._none_left()
+            await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+        return working
+
+    async def close(self) -> None:
+        """Nobody is reached any more, and what was started here ends."""
+        self.closed = True
+        for server in self.servers:
+            if server.returning is not None:
+                server.returning.cancel()
+        processes = [server.process for server in self.servers if server.process is not None]
+        await asyncio.gather(*(asyncio.to_thread(process.close) for process in processes))
+
+    async def _reach(self, server: PooledServer[AnyClient, State]) -> State:
+        if self.closed:
+            raise ModelError(f"the run is over, and its {self.kind}s with it")
+        if server.process is not None:
+            url = await asyncio.to_thread(server.process.start)
+            server.client = replace(server.client, url=url)
+        return await self.connect(server.client)
+
+    async def _take(
+        self, load: int, apart: set[PooledServer[AnyClient, State]]
+    ) -> tuple[PooledServer[AnyClient, State], State]:
+        """The server for some work, which is added to its load. Waits while all have enough."""
+        while True:
+            working = [server for server in await self.ready() if server not in apart]
+            least = min(working, key=lambda server: server.load, default=None)
+            free = least is not None and least.load <= max(self.max_load - load, 0)
+            if least is not None and least.state is not None and free:
+                least.load += load
+                return least, least.state
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        """Who waits for a server looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _working(self) -> list[PooledServer[AnyClient, State]]:
+        return [server for server in self.servers if server.state is not None]
+
+    def _return_due(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        for server in self.servers:
+            due = at_once or now >= server.retry_at
+            if server.state is None and server.returning is None and due:
+                server.returning = asyncio.create_task(self._return(server))
+
+    async def _return(self, server: PooledServer[AnyClient, State]) -> None:
+        try:
+            server.state = await self._reach(server)
+            log.info("%s %s is back", self.kind, server.name)
+        except (ServerUnavailable, ModelError, BadPayload) as error:
+            server.retry_at = time.monotonic() + RETRY_SECONDS
+            server.reason = str(error)
+        finally:
+            server.returning = None
+            self._notify()
+
+    def _leave_out(self, server: PooledServer[AnyClient, State], reason: str) -> None:
+        seconds = RETRY_SECONDS if server.process is None else 0.0
+        server.state, server.reason = None, reason
+        server.retry_at = time.monotonic() + seconds
         log.warning(
             "%s %s is gone (%s): its work goes to the others, and it is %s",
             self.kind,
             server.name,
             reason,
-            again,
+            f"tried again every {seconds:g} s" if seconds else "started again",
         )
-        return True
 
-    def _working(self) -> list[PooledServer[Client, State]]:
-        working = [server for server in self.servers if server.state is not None]
-        if not working:
+    def _expect_one(self) -> None:
+        if not self._working():
             raise self._none_left()
-        return working
 
     def _none_left(self) -> ModelError:
         reasons = "; ".join(f"{server.name}: {server.reason}" for server in self.servers)
@@ -249,6 +234,19 @@ class ServerPool(Generic[Client, State]):
         )
 
 
-def _in_parallel(do: Callable[[Work], Result], items: Sequence[Work]) -> list[Result]:
-    with ThreadPoolExecutor(max(len(items), 1)) as threads:
-        return [task.result() for task in [threads.submit(do, item) for item in items]]
+async def together(work: Iterable[Awaitable[Result]]) -> list[Result]:
+    """The results of all; where one fails, the others end."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """All of it to its end; then the first error, where there is one."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    for outcome in done:
+        if isinstance(outcome, BaseException):
+            raise outcome

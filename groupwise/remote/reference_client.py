@@ -5,7 +5,7 @@ goes to whichever server is free (pool.py).
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,9 @@ from groupwise.batch import Batch
 from groupwise.config import ReferenceSettings
 from groupwise.errors import ModelError
 from groupwise.policy.load import Policy
+from groupwise.policy.packing import microbatches
 from groupwise.remote.client import Described, ServerClient, ServerUnavailable
+from groupwise.remote.event_loop import client_loop
 from groupwise.remote.fingerprint import (
     ModelFingerprint,
     from_tensors,
@@ -24,7 +26,7 @@ from groupwise.remote.fingerprint import (
     model_fingerprint,
     to_tensors,
 )
-from groupwise.remote.pool import ServerPool, pooled
+from groupwise.remote.pool import ServerPool, pooled, together
 from groupwise.remote.reference_payload import LogprobsRequest, decode_response, encode_request
 from groupwise.types import Group
 
@@ -41,13 +43,13 @@ class ServedModel(Described):
 class ReferenceClient(ServerClient):
     kind, command, slow_fix = KIND, COMMAND, "reference.timeout"
 
-    def model(self) -> ServedModel:
-        return self.describe(self.request("GET", "/model"), ServedModel)
+    async def model(self) -> ServedModel:
+        return self.describe(await self.request("GET", "/model"), ServedModel)
 
-    def logprobs(self, request: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
+    async def logprobs(self, request: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
         """The log-probs of each answer, from the model of this name and no other."""
-        body = encode_request(request)
-        content = self.request_when_free("POST", "/logprobs", body, request.max_response_bytes)
+        body, most = encode_request(request), request.max_response_bytes
+        content = await self.request_when_free("POST", "/logprobs", body, most)
         logprobs, name = decode_response(content, request)
         if name != model:
             raise ServerUnavailable("it was started again with another model")
@@ -72,6 +74,7 @@ class RemoteReference:
             self._connect,
             KIND,
             f"Start one with `{COMMAND}`, name it in reference.urls",
+            max_load=1,
         )
         if fresh:
             self._begin(model_fingerprint(policy))
@@ -80,23 +83,33 @@ class RemoteReference:
         logprobs_BT = torch.zeros(batch.mask_BT.shape)
         if not batch.groups:
             return logprobs_BT
-        most = min(server.state.tokens for server in self.pool.ready() if server.state)
+        ready = client_loop().wait(self.pool.ready())
+        most = min(server.state.tokens for server in ready if server.state)
         if batch.longest_row > most:
             raise ModelError(
                 f"a prompt with its answer has {batch.longest_row} tokens, and a reference "
                 f"server takes {most}: start it with --tokens {batch.longest_row} or more"
             )
         budget = min(tokens_at_once, most)
-        micros = list(batch.microbatches(self.layout, budget))
-        replies = self.pool.spread(
-            [self._request(batch.groups, micro.members, temperature) for micro in micros],
-            lambda client, served, request: client.logprobs(request, served.fingerprint.name),
+        micros = list(microbatches(batch, self.layout, budget))
+        replies = client_loop().wait(
+            self._logprobs(
+                [self._request(batch.groups, micro.members, temperature) for micro in micros]
+            )
         )
         for micro, reply in zip(micros, replies, strict=True):
             assert micro.lines is not None
             for line, logprobs in zip(micro.lines.tolist(), reply, strict=True):
                 logprobs_BT[line, : len(logprobs)] = torch.tensor(logprobs)
         return logprobs_BT
+
+    async def _logprobs(self, requests: Sequence[LogprobsRequest]) -> list[list[tuple[float, ...]]]:
+        def one(request: LogprobsRequest) -> Awaitable[list[tuple[float, ...]]]:
+            return self.pool.do(
+                lambda client, served: client.logprobs(request, served.fingerprint.name)
+            )
+
+        return await together(one(request) for request in requests)
 
     def refresh(self, policy: Policy, step: int) -> None:
         """It stays what it is."""
@@ -110,11 +123,11 @@ class RemoteReference:
 
     def _begin(self, start: ModelFingerprint) -> None:
         self.start = start
-        self.pool.connect_all()
+        client_loop().wait(self.pool.connect_all())
 
-    def _connect(self, client: ReferenceClient) -> ServedModel:
+    async def _connect(self, client: ReferenceClient) -> ServedModel:
         assert self.start is not None
-        served = client.model()
+        served = await client.model()
         difference = model_difference(self.start, served.fingerprint)
         if difference is not None:
             raise ModelError(

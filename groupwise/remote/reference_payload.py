@@ -15,10 +15,10 @@ from groupwise.remote.payload import (
     BadPayload,
     Counts,
     Logprobs,
+    ModelLimits,
     Payload,
     PayloadTooLarge,
     Tokens,
-    check_vocabulary,
     split,
 )
 from groupwise.types import Completion, Group, Problem
@@ -48,11 +48,10 @@ class _Reply(Payload):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes: `tokens` on the rows of one request, and the model's own bounds."""
+    """What a server takes: `tokens` on the rows of one request, and what its model does."""
 
     tokens: int
-    vocab: int
-    positions: int | None
+    model: ModelLimits
 
     @property
     def body_bytes(self) -> int:
@@ -138,11 +137,7 @@ def decode_request(content: bytes, limits: Limits) -> LogprobsRequest:
             "start it with --tokens, or lower batch.tokens_per_microbatch"
         )
     longest = max(len(row[0]) + max(map(len, row[1:])) for row in rows) - 1
-    if limits.positions is not None and longest > limits.positions:
-        raise PayloadTooLarge(
-            f"a row of {longest} tokens, and the model has {limits.positions} places"
-        )
-    check_vocabulary(body.tokens, limits.vocab)
+    limits.model.check(body.tokens, longest)
     return request
 
 

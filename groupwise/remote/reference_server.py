@@ -27,7 +27,8 @@ from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype
 from groupwise.policy.logprobs import batch_logprobs
 from groupwise.remote.fingerprint import model_fingerprint
 from groupwise.remote.guard import read_body
-from groupwise.remote.model_thread import ModelThread, short_memory_error
+from groupwise.remote.model_loop import ModelLoop, short_memory_error
+from groupwise.remote.payload import ModelLimits
 from groupwise.remote.reference_client import ServedModel
 from groupwise.remote.reference_payload import (
     Limits,
@@ -53,15 +54,13 @@ class ReferenceModel:
 
     def __init__(self, policy: Policy, tokens_at_once: int, places: int) -> None:
         self.policy, self.tokens_at_once = policy, tokens_at_once
-        self.thread = ModelThread("reference model", places)
+        self.thread = ModelLoop("reference model", places)
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
 
     @property
     def limits(self) -> Limits:
-        config = self.policy.model.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None)
-        return Limits(self.tokens_at_once, self.policy.vocab, positions)
+        return Limits(self.tokens_at_once, ModelLimits.of(self.policy))
 
     def submit(self, request: LogprobsRequest) -> "Future[AnswerLogprobs]":
         job = Job(request, Future())

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from groupwise.errors import GroupwiseError
 from groupwise.remote.guard import RETRY_AFTER_SECONDS, HTTPRefusal, TokenGuard, discard_body
-from groupwise.remote.model_thread import ModelThread, QueueFull, Stopping
+from groupwise.remote.model_loop import ModelLoop, QueueFull, Stopping
 from groupwise.remote.payload import BadPayload, PayloadTooLarge
 
 log = logging.getLogger("groupwise")
@@ -29,7 +29,7 @@ SPARE_REQUESTS = 32
 
 def build_app(
     name: str,
-    thread: ModelThread,
+    thread: ModelLoop,
     token: str,
     endpoints: Sequence[tuple[str, str, Endpoint]],
     problem: Callable[[], str | None] = lambda: None,
@@ -62,7 +62,7 @@ def build_app(
     return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
 
 
-def _answering(endpoint: Endpoint, thread: ModelThread) -> Endpoint:
+def _answering(endpoint: Endpoint, thread: ModelLoop) -> Endpoint:
     """Turns what went wrong into a reply, and counts it."""
 
     async def answer(request: Request) -> Response:
@@ -80,7 +80,7 @@ def _answering(endpoint: Endpoint, thread: ModelThread) -> Endpoint:
     return answer
 
 
-def metrics_text(name: str, thread: ModelThread) -> str:
+def metrics_text(name: str, thread: ModelLoop) -> str:
     """Prometheus text; every name begins with groupwise_ and the server's own."""
     counts, prefix = thread.counts, f"groupwise_{name}"
     lines = [f"# TYPE {prefix}_requests_total counter"]
@@ -94,7 +94,7 @@ def metrics_text(name: str, thread: ModelThread) -> str:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def refusing() -> Iterator[None]:
     """Errors of whoever asked, a full queue and a full device, as refusals."""
     try:
         yield
@@ -114,13 +114,13 @@ def _refusing() -> Iterator[None]:
 
 async def decoded(decode: Callable[[], Result]) -> Result:
     """What a body holds, decoded beside the event loop."""
-    with _refusing():
+    with refusing():
         return await asyncio.to_thread(decode)
 
 
 async def computed(submit: "Callable[[], Future[Result]]") -> Result:
     """What the model's thread makes of what is submitted to it."""
-    with _refusing():
+    with refusing():
         return await asyncio.wrap_future(submit())
 
 

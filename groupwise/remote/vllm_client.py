@@ -4,16 +4,21 @@ import hashlib
 import json
 import pathlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from groupwise.errors import ModelError
-from groupwise.policy.adapters import CONFIG, WEIGHTS, Adapter
+from groupwise.policy.adapters import CONFIG, Adapter
 from groupwise.policy.load import Policy
-from groupwise.remote.client import Described, Reply, ServerClient, ServerUnavailable
+from groupwise.remote.client import (
+    BaseRefused,
+    Described,
+    Reply,
+    ServerClient,
+    ServerUnavailable,
+)
 from groupwise.remote.payload import WeightsStream
 
 COMMAND = "groupwise serve vllm"
@@ -35,26 +40,57 @@ class VllmState(Described):
 
 class VllmClient(ServerClient):
     kind, command = "vLLM server", COMMAND
-    slow_fix = "engine.timeout, or lower engine.max_batch or rollout.max_completion_tokens"
+    slow_fix = "place.timeout, or lower engine.max_batch or rollout.max_completion_tokens"
 
-    def state(self) -> VllmState:
+    async def state(self) -> VllmState:
         """Asked at the start and when a server comes back, so it must not take long."""
         seconds = min(self.timeout, STATE_SECONDS)
-        return self.describe(self.request("GET", "/groupwise/state", timeout=seconds), VllmState)
+        content = await self.request("GET", "/groupwise/state", timeout=seconds)
+        return self.describe(content, VllmState)
 
-    def generate(self, body: bytes, max_bytes: int) -> bytes:
+    async def generate(self, body: bytes, max_bytes: int) -> bytes:
         headers = {"Content-Type": "application/json"}
-        return self.request("POST", "/inference/v1/generate", body, max_bytes, headers=headers)
+        return await self.request(
+            "POST", "/inference/v1/generate", body, max_bytes, headers=headers
+        )
 
-    def push(self, stream: WeightsStream, version: str) -> None:
-        """Give it weights, or an adapter's; when this returns, it answers with them."""
-        headers = {
+    async def push(
+        self, stream: WeightsStream, version: str, *, running: str, kind: str = "weights"
+    ) -> None:
+        """Give it weights, or an adapter's; when this returns, it answers with them. `running` says
+        what becomes of answers that grow meanwhile: abort, wait or keep."""
+        digest = hashlib.sha256()
+        length = stream.length + digest.digest_size
+        headers = {"X-Groupwise-Kind": kind, "X-Groupwise-Running": running}
+        await self._put(with_digest(stream), length, version, headers)
+
+    async def push_difference(
+        self, difference: bytes, base: str, version: str, checksum: str, *, running: str
+    ) -> None:
+        """Give it what is different from version `base`, which it has; raises BaseRefused where
+        that is not so, or the result is not what it should be."""
+        headers = {"X-Groupwise-Kind": "difference", "X-Groupwise-Running": running}
+        headers["X-Groupwise-Base"] = base
+        digest = hashlib.sha256(difference).digest()
+        content = await self._put(
+            [difference, digest], len(difference) + len(digest), version, headers
+        )
+        try:
+            arrived = json.loads(content)["checksum"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ServerUnavailable("its reply to weights is none") from error
+        if arrived != checksum:
+            raise BaseRefused("it holds other weights than it was sent")
+
+    async def _put(
+        self, body: Iterable[bytes], length: int, version: str, headers: dict[str, str]
+    ) -> bytes:
+        headers |= {
             "Content-Type": "application/octet-stream",
-            "Content-Length": str(stream.length + hashlib.sha256().digest_size),
+            "Content-Length": str(length),
             "X-Groupwise-Version": version,
-            "X-Groupwise-Kind": "adapter" if stream.metadata else "weights",
         }
-        self.request("PUT", "/groupwise/weights", with_digest(stream), headers=headers)
+        return await self.request("PUT", "/groupwise/weights", body, headers=headers)
 
     def failure(self, reply: Reply) -> Exception:
         if reply.status == 404 and reply.path == "/groupwise/state":
@@ -78,27 +114,32 @@ def with_digest(stream: WeightsStream) -> Iterator[bytes]:
     yield digest.digest()
 
 
-def policy_stream(policy: Policy, dtype: torch.dtype) -> WeightsStream:
-    """What is pushed: the policy's weights in the server's precision, or its adapter alone, whose
-    config travels as the file's metadata. The server makes PEFT's two files of it."""
-    if policy.adapter is None:
-        return WeightsStream(named_weights(policy), dtype)
-    tensors, config = adapter_files(policy.adapter)
-    return WeightsStream(tensors, metadata={"adapter_config": config})
-
-
-def named_weights(policy: Policy) -> dict[str, Tensor]:
-    """Every weight once, by the name that it has in a checkpoint, which is what vLLM loads."""
+def checkpoint_weights(
+    policy: Policy, weights: Iterable[tuple[str, Tensor]]
+) -> Iterable[tuple[str, Tensor]]:
+    """Weights by the names that they have in a checkpoint, which is what vLLM loads. One by one,
+    unless the model's own are made of several of a checkpoint's."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    own = {name: weight.detach() for name, weight in policy.model.named_parameters()}
-    return revert_weight_conversion(policy.model, own)
+    shapes = {
+        name: torch.empty_like(weight, device="meta")
+        for name, weight in policy.model.named_parameters()
+    }
+    renamed: dict[str, Tensor] = revert_weight_conversion(policy.model, dict(shapes))
+    if renamed.keys() == shapes.keys():
+        return weights
+    return revert_weight_conversion(policy.model, dict(weights)).items()
 
 
-def adapter_files(adapter: Adapter) -> tuple[dict[str, Tensor], str]:
-    """Weights and config as PEFT saves them."""
+def adapter_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """An adapter's weights by the names that PEFT saves them under."""
+    for name, weight in weights:
+        yield f"base_model.model.{name.replace('.default.', '.')}", weight
+
+
+def adapter_config(adapter: Adapter) -> str:
+    """As PEFT saves it, which changes the config while it does: call it in one thread."""
     with tempfile.TemporaryDirectory(prefix="groupwise-") as name:
-        folder = pathlib.Path(name)
-        adapter.save(folder)
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return load_file(folder / WEIGHTS), json.dumps(config)
+        adapter.save(pathlib.Path(name))
+        text = (pathlib.Path(name) / CONFIG).read_text(encoding="utf-8")
+    return json.dumps(json.loads(text))

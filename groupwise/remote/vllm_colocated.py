@@ -1,25 +1,34 @@
 """vLLM in the trainer's process: weights go from tensor to tensor, and nothing crosses a network.
 
-With `engine.sleep` on CUDA vLLM gives its share of the memory back after each call of `generate`:
-its weights move to CPU memory and its cache is dropped (level 1 of its sleep mode). On a CPU vLLM
-cannot sleep, and the setting does nothing there.
+`sample` adds requests to vLLM's engine at any time, and one task takes its steps while there are
+any. With `engine.sleep` on CUDA vLLM gives its share of the memory back when nothing is left to
+do: its cache is dropped and its weights too (level 2 of its sleep mode), since the policy has them.
+They are moved to CPU memory instead (level 1) below an adapter, which does not change them, and
+where the policy may be ahead of them. On a CPU vLLM cannot sleep: there the setting does nothing.
 
 One process only: where a run has several, each would want a vLLM of its own on the same device.
 """
 
+import asyncio
 import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from groupwise.config import Config
+from groupwise.config import Config, VllmEngineSettings
 from groupwise.errors import ConfigError, MissingExtraError, ModelError
+from groupwise.policy.adapters import CONFIG, WEIGHTS
 from groupwise.policy.load import Policy
-from groupwise.remote.vllm_client import named_weights
+from groupwise.policy.weights import trained_weights
+from groupwise.remote.vllm_client import adapter_config, adapter_weights, checkpoint_weights
 from groupwise.remote.vllm_command import EXTENSION, base_model, lora_rank
 from groupwise.remote.vllm_payload import ADAPTER, Sampled, completion, sampling_params
 from groupwise.remote.vllm_servers import check_adapter, longest_row
@@ -32,83 +41,166 @@ QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 """Set unless the user has: no telemetry, and vLLM's own log only where something is wrong."""
 
 
+@dataclass
+class Growing:
+    """An answer so far. `parts`: (first token, version) of the weights that drew it."""
+
+    future: "asyncio.Future[Sampled]"
+    parts: list[tuple[int, str]]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
 class VllmColocated:
     """VllmColocated(policy, config) loads the recipe's model a second time."""
 
     def __init__(self, policy: Policy, config: Config) -> None:
         check_adapter(config)
+        assert isinstance(config.engine, VllmEngineSettings)
         self.policy = policy
         self.longest = longest_row(config)
-        self.version = 0
-        self.loaded: int | None = None
+        self.version: int | None = None
         self.sleeps = config.engine.sleep and policy.device.type == "cuda"
-        self.asleep = False
+        follows = policy.adapter is None and not config.timing.max_staleness
+        self.level = 2 if follows else 1
+        self.asleep = self.emptied = False
+        """Without its cache; and without its weights."""
+        self.adapter = None if policy.adapter is None else adapter_config(policy.adapter)
         self.folder: tempfile.TemporaryDirectory[str] | None = None
-        self.llm = start_vllm(policy, config, self.longest, self.sleeps)
+        self.llm = start_vllm(policy, config, config.engine, self.longest, self.sleeps)
+        self._growing: dict[str, Growing] = {}
+        self._numbers = count()
+        self._pump: asyncio.Task[None] | None = None
 
-    def sync(self, version: int) -> None:
-        """The next `generate` takes the policy's weights, unless it has this version already."""
-        self.version = version
-
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling
-    ) -> list[tuple[Completion, ...]]:
-        from vllm.sampling_params import SamplingParams
-
-        rows = [(request.prompt_tokens, key) for request in requests for key in request.keys]
-        if not rows:
-            return [() for _ in requests]
-        longest = max(len(prompt) for prompt, _ in rows) + sampling.max_tokens
-        if longest > self.longest:
-            raise ModelError(f"{longest} tokens in a row, and vLLM was started for {self.longest}")
-        eos = self.policy.eos_ids
-        self._wake()
-        outputs = self.llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt, _ in rows],
-            [SamplingParams(**sampling_params(key, sampling, eos)) for _, key in rows],
-            lora_request=self._adapter(),
-            use_tqdm=False,
-        )
-        if self.sleeps:
-            self.llm.sleep(level=1)
-            self.asleep = True
-        stops = StopStrings(sampling.stop, self.policy.tokenizer)
-        answers = iter(completion(sampled(output), self.version, eos, stops) for output in outputs)
-        return [tuple(next(answers) for _ in request.keys) for request in requests]
-
-    def _wake(self) -> None:
-        """Awake, and with the policy's present weights."""
-        if self.asleep:
-            torch.cuda.empty_cache()  # what training holds and does not use is vLLM's now
-            self.llm.wake_up()
-            self.asleep = False
-        if self.loaded == self.version:
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Answers that grow go on by the new weights; with adapters, by that of their beginning."""
+        if version == self.version:
+            for _ in weights:
+                pass
             return
-        if self.policy.adapter is None:
-            weights = iter(named_weights(self.policy).items())
-            self.llm.collective_rpc("groupwise_reload", kwargs={"weights_iterator": weights})
-            self.llm.reset_prefix_cache()
+        if self.adapter is None:
+            self._load(weights)
+            for growing in self._growing.values():
+                drawn = [part for part in growing.parts if part[0] < len(growing.tokens)]
+                growing.parts = [*drawn, (len(growing.tokens), str(version))]
         else:
             folder = tempfile.TemporaryDirectory(prefix="groupwise-")
-            self.policy.adapter.save(pathlib.Path(folder.name))
-            self.folder = folder  # deletes the one before
-        self.loaded = self.version
+            named = {n: w.detach().cpu().contiguous() for n, w in adapter_weights(weights)}
+            save_file(named, pathlib.Path(folder.name) / WEIGHTS)
+            (pathlib.Path(folder.name) / CONFIG).write_text(self.adapter, encoding="utf-8")
+            self.folder = folder  # deletes the one before, when no answer needs it any more
+        self.version = version
+
+    def close(self) -> None:
+        """vLLM ends with the process."""
+
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        longest = len(request.prompt_tokens) + sampling.max_tokens
+        if longest > self.longest:
+            raise ModelError(f"{longest} tokens in a row, and vLLM was started for {self.longest}")
+        if self.version is None:
+            self.load_weights(0, trained_weights(self.policy).items())
+        self._wake()
+        eos, lora, own = self.policy.eos_ids, self._adapter(), {}
+        for key in request.keys:
+            params = SamplingParams(**sampling_params(key, sampling, eos))
+            params.output_kind = RequestOutputKind.DELTA
+            name = str(next(self._numbers))
+            prompt = {"prompt_token_ids": list(request.prompt_tokens)}
+            self.llm.llm_engine.add_request(name, prompt, params, lora_request=lora)
+            future = asyncio.get_running_loop().create_future()
+            own[name] = Growing(future, [(0, str(self.version))])
+        self._growing |= own
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._take_steps())
+        folder = self.folder  # kept until these answers have ended
+        try:
+            sampled = await asyncio.gather(*(growing.future for growing in own.values()))
+        finally:
+            left = [name for name in own if self._growing.pop(name, None)]
+            self.llm.llm_engine.abort_request(left)
+        del folder
+        stops = StopStrings(sampling.stop, self.policy.tokenizer)
+        return tuple(completion(one, int, eos, stops) for one in sampled)
+
+    async def _take_steps(self) -> None:
+        """Steps as long as anybody waits for answers; a failure is everybody's."""
+        engine = self.llm.llm_engine
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    self._append(output)
+                if not engine.has_unfinished_requests():
+                    self._sleep()  # at once: the loop may end with the last answer
+                await asyncio.sleep(0)
+        except Exception as error:
+            for growing in self._growing.values():
+                if not growing.future.done():
+                    growing.future.set_exception(error)
+
+    def _append(self, output: Any) -> None:
+        answer, growing = output.outputs[0], self._growing.get(output.request_id)
+        if growing is None or growing.future.done():
+            return
+        tokens = list(answer.token_ids)
+        growing.tokens += tokens
+        steps = zip(tokens, answer.logprobs, strict=True)
+        growing.logprobs += [min(step[token].logprob, 0.0) for token, step in steps]
+        if output.finished:
+            assert answer.finish_reason in ("stop", "length")
+            del self._growing[output.request_id]
+            length = len(growing.tokens)
+            parts = tuple((start, label) for start, label in growing.parts if start < length)
+            growing.future.set_result(
+                Sampled(tuple(growing.tokens), tuple(growing.logprobs), answer.finish_reason, parts)
+            )
+
+    def _sleep(self) -> None:
+        if self.sleeps:
+            self.llm.sleep(level=self.level)
+            self.asleep, self.emptied = True, self.level == 2
+
+    def _wake(self) -> None:
+        """With weights, first, and with a cache."""
+        if self.emptied:
+            self._load(trained_weights(self.policy).items())
+        if self.asleep:
+            torch.cuda.empty_cache()  # what training holds and does not use is vLLM's now
+            self.llm.wake_up(tags=["kv_cache"] if self.level == 2 else None)
+            self.asleep = False
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        if self.asleep:
+            torch.cuda.empty_cache()
+        if self.asleep and self.level == 1:
+            self._wake()
+        if self.emptied:
+            self.llm.wake_up(tags=["weights"])
+            self.emptied = False
+        named = iter(checkpoint_weights(self.policy, weights))
+        self.llm.collective_rpc("groupwise_reload", kwargs={"weights_iterator": named})
+        # Of answers that grow, too: keys and values are computed again by the new weights.
+        self.llm.reset_prefix_cache(reset_running_requests=True)
 
     def _adapter(self) -> Any:
         """A new number and folder for each version: vLLM then keeps them apart."""
-        if self.policy.adapter is None:
+        if self.adapter is None:
             return None
         from vllm.lora.request import LoRARequest
 
-        assert self.folder is not None
+        assert self.folder is not None and self.version is not None
         return LoRARequest(ADAPTER, self.version + 1, self.folder.name)
 
 
-def start_vllm(policy: Policy, config: Config, longest: int, sleeps: bool) -> Any:
+def start_vllm(
+    policy: Policy, config: Config, engine: VllmEngineSettings, longest: int, sleeps: bool
+) -> Any:
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise ConfigError(
             "vLLM in the trainer's process works in runs of one process: start servers "
-            "(`groupwise serve vllm MODEL`) and name them in engine.urls"
+            "(`groupwise serve vllm MODEL`) and name them in place.urls"
         )
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -129,9 +221,9 @@ def start_vllm(policy: Policy, config: Config, longest: int, sleeps: bool) -> An
             dtype=str(policy.model.dtype).removeprefix("torch."),
             seed=0,
             max_model_len=longest,
-            max_num_seqs=config.engine.max_batch,
-            gpu_memory_utilization=config.engine.memory_share,
-            enforce_eager=config.engine.eager,
+            max_num_seqs=engine.max_batch,
+            gpu_memory_utilization=engine.memory_share,
+            enforce_eager=engine.eager,
             enable_sleep_mode=sleeps,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
@@ -146,12 +238,3 @@ def start_vllm(policy: Policy, config: Config, longest: int, sleeps: bool) -> An
         ) from error
     finally:
         torch.set_num_threads = set_threads  # on a CPU vLLM replaces it
-
-
-def sampled(output: Any) -> Sampled:
-    answer = output.outputs[0]
-    tokens = tuple(answer.token_ids)
-    assert answer.finish_reason in ("stop", "length") and len(answer.logprobs) == len(tokens)
-    steps = zip(tokens, answer.logprobs, strict=True)
-    logprobs = tuple(min(step[token].logprob, 0.0) for token, step in steps)
-    return Sampled(tokens, logprobs, answer.finish_reason, "")

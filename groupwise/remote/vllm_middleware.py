@@ -1,7 +1,8 @@
 """What we add to `vllm serve --middleware`: a token on every path, and a place to put weights.
 
 GET /groupwise/state     the version of the weights, and what the server is, as JSON
-PUT /groupwise/weights   a safetensors file, then its SHA-256; loaded before the reply
+PUT /groupwise/weights   a safetensors file, then its SHA-256; loaded before the reply. Of weights,
+                         of an adapter, or of what is different from the version that it has
 GET /health              vLLM's own; the only path that asks for no token
 
 vLLM guards only some of its paths with `--api-key`, and has an endpoint for weights only in a mode
@@ -10,19 +11,24 @@ a file of this machine and read by vLLM's loader, no pickle is involved in what 
 its own worker processes vLLM speaks msgpack and pickle over local sockets.) The version is vLLM's
 own label, which comes back with each answer.
 
-Imports guard.py alone of groupwise, and vLLM only where it is called.
+The file of all weights is kept: vLLM fuses and shards what it reads, so a difference
+(sparse_weights.py) is applied to the file, which is then read again.
+
+Imports guard.py and sparse_weights.py alone of groupwise, and vLLM only where it is called.
 """
 
 import asyncio
 import hashlib
 import hmac
+import io
 import json
 import os
 import pathlib
 import re
 import shutil
 import tempfile
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -36,12 +42,29 @@ from groupwise.remote.guard import (
     content_length,
     is_strong_token,
 )
+from groupwise.remote.sparse_weights import Difference, DifferenceRefused
 
 ADAPTER = "policy"
 DIGEST_BYTES = 32
 BROKEN = "broken"
 """The version of weights that could not be loaded whole."""
 VERSION = re.compile(r"[0-9a-zA-Z_.-]{1,64}:[0-9]{1,12}")
+
+
+FILES = {"weights": "model.safetensors", "adapter": "adapter_model.safetensors"}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Upload:
+    """`running`: what becomes of answers that grow. `base`: whose difference it is, if it is one.
+    `size`: bytes of the file."""
+
+    version: str
+    kind: str
+    running: str
+    base: str
+    size: int
 
 
 class WeightsMiddleware:
@@ -54,14 +77,15 @@ class WeightsMiddleware:
             raise ValueError(f"set {TOKEN_ENV} to a secret of 16 ASCII characters or more")
         self.guard = TokenGuard(self._answer, token)
         self.updating = asyncio.Lock()
-        self.adapter: pathlib.Path | None = None
+        self.held: pathlib.Path | None = None
+        """The folder of the weights, or of the adapter, that vLLM has."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.guard(scope, receive, send)
         finally:
-            if scope["type"] == "lifespan" and self.adapter is not None:
-                shutil.rmtree(self.adapter, ignore_errors=True)
+            if scope["type"] == "lifespan":
+                self._hold(None)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = (scope.get("method"), scope.get("path"))
@@ -78,37 +102,64 @@ class WeightsMiddleware:
         await response(scope, receive, send)
 
     async def _take(self, request: Request) -> Response:
-        """Write, check and load; the file of weights is gone afterwards, an adapter's stays."""
-        version, kind, size = read_headers(request)
+        """Write, check and load."""
+        upload = read_headers(request)
         if self.updating.locked():
             raise HTTPRefusal(409, "weights are being put here already")
         async with self.updating:
-            folder: pathlib.Path | None = make_folder(size)
+            if upload.kind == "difference":
+                checksum = await self._change(request, upload)
+                return JSONResponse({"version": upload.version, "checksum": checksum})
+            if upload.kind == "weights":
+                self._hold(None)  # room for its successor
+            folder = make_folder(upload.size)
             try:
-                name = "adapter_model" if kind == "adapter" else "model"
-                path = folder / f"{name}.safetensors"
-                await write_body(request, path, size)
-                await self._load(request.app.state, path, kind, version)
-                if kind == "adapter":
-                    folder, self.adapter = self.adapter, folder
-            finally:
-                if folder is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
-        return JSONResponse({"version": version})
+                path = folder / FILES[upload.kind]
+                with path.open("wb") as file:
+                    await write_body(request, file, upload.size)
+                if upload.kind == "adapter":
+                    unpack_adapter(path)
+                await self._load(request.app.state, folder, upload)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            self._hold(folder)
+        return JSONResponse({"version": upload.version})
 
-    async def _load(self, state: Any, path: pathlib.Path, kind: str, version: str) -> None:
-        engine = state.engine_client
-        if kind == "adapter":
-            unpack_adapter(path)
-        # Whoever still waits for an answer is told that it was cut off; cached prefixes go.
-        await engine.pause_generation(mode="abort", clear_cache=True)
+    async def _change(self, request: Request, upload: Upload) -> str:
+        """Nothing is changed by a body that is damaged, or meant for other weights."""
+        body = io.BytesIO()
+        engine = request.app.state.engine_client
+        if self.held is None or await engine.get_weight_version() != upload.base:
+            raise HTTPRefusal(412, f"it does not have weights {upload.base}")
+        path = self.held / FILES["weights"]
+        if upload.size > path.stat().st_size:
+            raise HTTPRefusal(413, "a difference is smaller than the weights")
+        await write_body(request, body, upload.size)
         try:
-            if kind == "adapter":
-                await load_adapter(state, path.parent)
+            checksum = await asyncio.to_thread(change_file, path, body.getvalue())
+        except DifferenceRefused as error:
+            raise HTTPRefusal(412, str(error)) from error
+        await self._load(request.app.state, self.held, upload)
+        return checksum
+
+    def _hold(self, folder: pathlib.Path | None) -> None:
+        before, self.held = self.held, folder
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
+
+    async def _load(self, state: Any, folder: pathlib.Path, upload: Upload) -> None:
+        engine = state.engine_client
+        # In turn, whoever still waits for an answer is told that it was cut off. Cached prefixes
+        # go; in flight, the keys and values of answers that go on are computed again.
+        await engine.pause_generation(mode=upload.running, clear_cache=True)
+        try:
+            if upload.kind == "adapter":
+                await load_adapter(state, folder)
             else:
-                source = {"weights_path": str(path.parent)}
+                source = {"weights_path": str(folder)}
                 await engine.collective_rpc("groupwise_reload", kwargs=source)
-            await engine.update_weight_version(version)
+            await engine.update_weight_version(upload.version)
         except Exception as error:
             if engine.errored:
                 raise HTTPRefusal(503, "vLLM's engine has died") from error
@@ -139,19 +190,41 @@ async def describe(engine: Any) -> dict[str, Any]:
     }
 
 
-def read_headers(request: Request) -> tuple[str, str, int]:
-    """(version, kind, bytes of the file) of an upload that is announced as it should be."""
-    version = request.headers.get("x-groupwise-version", "")
-    kind = request.headers.get("x-groupwise-kind", "")
-    if not VERSION.fullmatch(version) or kind not in ("weights", "adapter"):
-        text = "x-groupwise-version must be RUN:STEP, x-groupwise-kind weights|adapter"
-        raise HTTPRefusal(400, text)
+def read_headers(request: Request) -> Upload:
+    """What an upload that is announced as it should be says of itself."""
+    names = ("version", "kind", "running", "base")
+    version, kind, running, base = (request.headers.get(f"x-groupwise-{n}", "") for n in names)
+    based = bool(VERSION.fullmatch(base)) or kind in FILES
+    if not (VERSION.fullmatch(version) and kind in (*FILES, "difference") and based):
+        text = "x-groupwise-version must be RUN:STEP, x-groupwise-kind weights|adapter|difference"
+        raise HTTPRefusal(400, f"{text}, of a difference x-groupwise-base RUN:STEP")
+    if running not in ("abort", "wait", "keep"):
+        raise HTTPRefusal(400, "x-groupwise-running must be abort, wait or keep")
     length = content_length(request)
     if length is None:
         raise HTTPRefusal(411, "content-length must be given")
     if length <= DIGEST_BYTES:
         raise HTTPRefusal(400, "the body is too short to be weights")
-    return version, kind, length - DIGEST_BYTES
+    return Upload(version, kind, running, base, length - DIGEST_BYTES)
+
+
+def change_file(path: pathlib.Path, body: bytes) -> str:
+    """Apply a difference to a safetensors file; the hash of what it holds then."""
+    import numpy as np
+    import torch
+
+    raw = torch.from_numpy(np.memmap(path, dtype=np.uint8, mode="r+"))
+    begin = 8 + int.from_bytes(bytes(raw[:8].tolist()), "little")
+    header: dict[str, Any] = json.loads(bytes(raw[8:begin].tolist()))
+    weights = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            first, last = (begin + at for at in entry["data_offsets"])
+            weights[name] = raw[first:last].view(getattr(torch, DTYPES[entry["dtype"]]))
+    difference = Difference(body, weights)
+    for _ in difference:
+        pass
+    return difference.checksum()
 
 
 def make_folder(size: int) -> pathlib.Path:
@@ -163,16 +236,15 @@ def make_folder(size: int) -> pathlib.Path:
     raise HTTPRefusal(507, f"there is no room for {size} bytes in /dev/shm or {disk}")
 
 
-async def write_body(request: Request, path: pathlib.Path, size: int) -> None:
+async def write_body(request: Request, file: IO[bytes], size: int) -> None:
     """The file, and a check that it is the one whose digest follows it."""
     digest, tail, written = hashlib.sha256(), b"", 0
-    with path.open("wb") as file:
-        async for chunk in body_chunks(request, size + DIGEST_BYTES):
-            whole = tail + chunk
-            part, tail = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:]
-            file.write(part)
-            digest.update(part)
-            written += len(part)
+    async for chunk in body_chunks(request, size + DIGEST_BYTES):
+        whole = tail + chunk
+        part, tail = whole[:-DIGEST_BYTES], whole[-DIGEST_BYTES:]
+        file.write(part)
+        digest.update(part)
+        written += len(part)
     if written != size or len(tail) != DIGEST_BYTES:
         raise HTTPRefusal(400, "the body ended early")
     if not hmac.compare_digest(digest.digest(), tail):

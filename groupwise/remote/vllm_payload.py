@@ -7,7 +7,7 @@ prompt's keys and values are shared by vLLM's prefix cache. End-of-sequence toke
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,6 +34,7 @@ class _Logprobs(BaseModel, strict=True):
 
 class _Weights(BaseModel, strict=True):
     version: str
+    start: Annotated[int, Field(ge=0)]
 
 
 class _Choice(BaseModel, strict=True):
@@ -57,12 +58,13 @@ class _ProbeReply(BaseModel, strict=True):
 
 @dataclass(frozen=True)
 class Sampled:
-    """`ended` is "stop" or "length", `version` the label of the weights that sampled it."""
+    """`ended` is "stop" or "length". `parts` are (first token, label of its weights), one after the
+    other: several where weights changed while it grew."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     ended: str
-    version: str
+    parts: tuple[tuple[int, str], ...]
 
 
 def sampling_params(key: int, sampling: Sampling, eos_ids: Sequence[int]) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def max_response_bytes(tokens: int) -> int:
 
 
 def decode_response(body: bytes, vocab: int, max_tokens: int) -> Sampled:
-    """Raises ServerUnavailable for anything that is not one answer by one version's weights."""
+    """Raises ServerUnavailable for anything that is not one answer, with whose weights drew it."""
     try:
         (choice,) = _Reply.model_validate_json(body).choices
     except ValidationError as error:
@@ -104,7 +106,7 @@ def decode_response(body: bytes, vocab: int, max_tokens: int) -> Sampled:
         raise ServerUnavailable(f"its reply {what}") from error
     tokens = tuple(choice.token_ids)
     drawn = choice.logprobs.content if choice.logprobs else []
-    versions = {weights.version for weights in choice.weight_versions or []}
+    parts = tuple((part.start, part.version) for part in choice.weight_versions or [])
     if not 0 < len(tokens) <= max_tokens:
         raise ServerUnavailable(f"its reply does not hold 1 to {max_tokens} tokens")
     if not 0 <= min(tokens) <= max(tokens) < vocab:
@@ -115,10 +117,11 @@ def decode_response(body: bytes, vocab: int, max_tokens: int) -> Sampled:
         raise ServerUnavailable("its reply does not hold a log-prob for each token")
     if not all(-9999 < token.logprob <= 1e-3 for token in drawn):  # not a number is neither
         raise ServerUnavailable("it gives a sampled token a log-prob that cannot be")
-    if len(versions) != 1:
-        raise ServerUnavailable("an answer is not by one version of the weights")
+    starts = [start for start, _ in parts]
+    if not starts or starts[0] or starts != sorted(set(starts)) or starts[-1] >= len(tokens):
+        raise ServerUnavailable("an answer does not say which version of the weights drew it")
     logprobs = tuple(min(token.logprob, 0.0) for token in drawn)
-    return Sampled(tokens, logprobs, choice.finish_reason, versions.pop())
+    return Sampled(tokens, logprobs, choice.finish_reason, parts)
 
 
 def encode_probe(tokens: Sequence[int], *, adapter: bool = False) -> bytes:
@@ -141,7 +144,7 @@ def decode_probe(body: bytes, tokens: Sequence[int]) -> tuple[float, ...]:
 
 
 def completion(
-    sampled: Sampled, version: int, eos_ids: Sequence[int], stops: StopStrings
+    sampled: Sampled, version_of: Callable[[str], int], eos_ids: Sequence[int], stops: StopStrings
 ) -> Completion:
     """Cut where our own rules say that an answer ends, which is where vLLM's almost always do."""
     tokens = sampled.tokens
@@ -151,4 +154,11 @@ def completion(
     at = stops.first_end(tokens[:length])
     if at is not None and (reason != "eos" or at < length):
         length, reason = at, "stop"
-    return Completion(tokens[:length], sampled.logprobs[:length], reason, "", version)
+    parts = tuple((start, version_of(label)) for start, label in sampled.parts if start < length)
+    return Completion(
+        tokens[:length],
+        sampled.logprobs[:length],
+        reason,
+        version=min(version for _, version in parts),
+        versions=parts if len(parts) > 1 else (),
+    )

@@ -1,26 +1,35 @@
 """Several vLLM servers as the engine of a run.
 
-Weights are pushed before the next answers are asked for, to every server that has others; `sync`
-only notes that they changed. Each answer says which version sampled it, so one by other weights is
-never learned from. In a run of several processes one of them pushes (`writer`), and the others
-wait until it has.
+`load_weights` pushes weights to all servers. Each answer says which version drew it, so one by
+other weights than were meant is never learned from.
 """
 
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from secrets import token_hex
 
 import torch
+from torch import Tensor
 
-from groupwise.config import Config, EngineSettings
-from groupwise.distributed.world import World
-from groupwise.errors import ConfigError, EngineGoneError, ModelError
+from groupwise.config import Config, Processes
+from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import Policy
-from groupwise.remote.client import ServerUnavailable
+from groupwise.remote.client import BaseRefused, ServerUnavailable
+from groupwise.remote.event_loop import client_loop
 from groupwise.remote.fingerprint import model_fingerprint, probe_gap, probe_tokens
-from groupwise.remote.pool import ServerPool, pooled
-from groupwise.remote.vllm_client import COMMAND, VllmClient, VllmState, policy_stream
+from groupwise.remote.local_servers import LocalServer, vllm_processes
+from groupwise.remote.payload import WeightsStream
+from groupwise.remote.pool import together
+from groupwise.remote.published_weights import PublishedWeights
+from groupwise.remote.remote_engine import RemoteEngine
+from groupwise.remote.vllm_client import (
+    COMMAND,
+    VllmClient,
+    VllmState,
+    adapter_config,
+    adapter_weights,
+    checkpoint_weights,
+)
 from groupwise.remote.vllm_payload import (
     Sampled,
     completion,
@@ -34,117 +43,124 @@ from groupwise.remote.vllm_payload import (
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Completion, Request, Sampling
 
-POLL_SECONDS = 0.2
 ANOTHER_RUN = "another run has put its weights there: each run needs servers of its own"
 
 
-class VllmServers:
-    """VllmServers(policy, settings, longest=1024) checks every server against the policy."""
+class VllmServers(RemoteEngine[VllmClient, VllmState]):
+    """VllmServers(policy, config) checks every server against the policy."""
 
-    def __init__(self, policy: Policy, settings: EngineSettings, *, longest: int) -> None:
-        self.policy, self.settings, self.longest = policy, settings, longest
-        self.writer, self.run = True, token_hex(8)
-        self.version = 0
-        self.begun = False
-        """Whether weights of this run have been pushed: those of an earlier one may be replaced."""
-        self._saving = threading.Lock()
-        self.pool: ServerPool[VllmClient, VllmState] = ServerPool(
-            pooled(VllmClient, settings, "engine.urls"),
-            self._connect,
-            VllmClient.kind,
-            f"Start one with `{COMMAND} MODEL`, name it in engine.urls",
-            EngineGoneError,
-            max_failures=1,
-        )
-        self.pool.connect_all()
+    def __init__(self, policy: Policy, config: Config) -> None:
+        check_adapter(config)
+        self.longest = longest_row(config)
+
+        def processes(place: Processes, token: str) -> Sequence[LocalServer]:
+            return vllm_processes(config, place, policy.model.dtype, token, self.longest)
+
+        limits = {"max_load": config.engine.max_batch, "max_failures": 1}
+        super().__init__(policy, config, VllmClient, processes, **limits)
+        self.run = token_hex(8)
+        self.probe: tuple[float, ...] | None = model_fingerprint(policy).probe
+        """The policy's log-probs of some tokens: with the first weights, the servers' too."""
+        self.adapter = None if policy.adapter is None else adapter_config(policy.adapter)
+        self.connect()
+        dtypes = {server.state.dtype for server in self.pool.servers if server.state}
+        self.published = PublishedWeights(getattr(torch, *dtypes) if len(dtypes) == 1 else None)
 
     @property
     def wanted(self) -> str:
         return f"{self.run}:{self.version}"
 
-    def share(self, world: World) -> None:
-        """In a run of several ranks the first pushes weights, under a name that all know."""
-        if world.size > 1:
-            self.writer, self.run = world.first, world.broadcast(self.run)
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        if not request.keys:
+            return ()
+        self.load_first_weights()
+        self._check_length(len(request.prompt_tokens) + sampling.max_tokens)
+        return await client_loop().result(self._sample(request, sampling))
 
-    def sync(self, version: int) -> None:
-        """The next `generate` pushes the policy's weights to servers that have another version."""
-        self.version = version
-
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling
-    ) -> list[tuple[Completion, ...]]:
-        self._check_lengths(requests, sampling)
-        # Also where this rank has nothing to sample: others wait for weights.
-        self.pool.everywhere(self._update)
-        if not self.begun:
-            probe = model_fingerprint(self.policy).probe
-            self.pool.everywhere(lambda client, state: self._check_probe(client, state, probe))
-        self.begun = True
+    async def _sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        """All answers at one server, which keeps the keys and values of the prompt for them."""
         eos_ids, adapter = self.policy.eos_ids, self.policy.adapter is not None
-        rows = [(n, r.prompt_tokens, key) for n, r in enumerate(requests) for key in r.keys]
-        sampled = self.pool.spread(
-            [
-                encode_request(prompt, sampling_params(key, sampling, eos_ids), adapter=adapter)
-                for _, prompt, key in rows
-            ],
-            lambda client, _, body: self._sample(client, body, sampling.max_tokens),
-            prefixes=[n for n, _, _ in rows],
-            lanes=self.settings.max_batch,
-        )
-        stops = StopStrings(sampling.stop, self.policy.tokenizer)
-        answers = iter(completion(one, self.version, eos_ids, stops) for one in sampled)
-        return [tuple(next(answers) for _ in request.keys) for request in requests]
+        bodies = [
+            encode_request(
+                request.prompt_tokens, sampling_params(key, sampling, eos_ids), adapter=adapter
+            )
+            for key in request.keys
+        ]
 
-    def _sample(self, client: VllmClient, body: bytes, max_tokens: int) -> Sampled:
-        content = client.generate(body, max_response_bytes(max_tokens))
+        async def at(client: VllmClient, _: VllmState) -> list[Sampled]:
+            return await together(self._draw(client, b, sampling.max_tokens) for b in bodies)
+
+        sampled = await self.pool.do(at, load=len(bodies))
+        stops = StopStrings(sampling.stop, self.policy.tokenizer)
+        return tuple(completion(one, version_of, eos_ids, stops) for one in sampled)
+
+    async def _draw(self, client: VllmClient, body: bytes, max_tokens: int) -> Sampled:
+        wanted = self.wanted
+        content = await client.generate(body, max_response_bytes(max_tokens))
         sampled = decode_response(content, self.policy.vocab, max_tokens)
-        if sampled.version != self.wanted:
-            raise ServerUnavailable(other_weights(sampled.version, self.wanted))
+        for _, label in sampled.parts:
+            ours = label.startswith(f"{self.run}:") if self.in_flight else label == wanted
+            if not ours:
+                raise ServerUnavailable(other_weights(label, wanted))
         return sampled
 
-    def _connect(self, client: VllmClient) -> VllmState:
-        state = client.state()
-        self._check_model(client.url, state)
-        if not self.begun:
-            return state
-        if not state.version.startswith((f"{self.run}:", "default", "broken")):
-            raise ServerUnavailable(ANOTHER_RUN)
-        return self._update(client, state)
+    def keep_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        if self.policy.adapter is None:
+            self.published.update(version, checkpoint_weights(self.policy, weights))
+        else:
+            self.published.update(version, adapter_weights(weights))
+        self.probe = self.probe if self.version is None else None
 
-    def _update(self, client: VllmClient, state: VllmState) -> VllmState:
-        """Give it the present weights where it has others, or wait until the writer has."""
-        if state.version == self.wanted:
-            return state
-        if self.writer:
-            with self._saving:  # PEFT changes an adapter's config while it saves it
-                stream = policy_stream(self.policy, getattr(torch, state.dtype))
-            client.push(stream, self.wanted)
-            return state.model_copy(update={"version": self.wanted})
-        deadline = time.monotonic() + self.settings.timeout
-        while (state := client.state()).version != self.wanted:
-            if time.monotonic() > deadline:
-                raise ServerUnavailable(other_weights(state.version, self.wanted))
-            time.sleep(POLL_SECONDS)
+    async def check(self, client: VllmClient) -> VllmState:
+        state = await client.state()
+        self._check_model(client.url, state)
+        ours = state.version.startswith((f"{self.run}:", "default", "broken"))
+        if self.version is not None and not ours:
+            raise ServerUnavailable(ANOTHER_RUN)
         return state
 
-    def _check_probe(
+    async def send_weights(self, client: VllmClient, state: VllmState) -> VllmState:
+        if state.version != self.wanted:
+            await self._push(client, state)
+            state = state.model_copy(update={"version": self.wanted})
+        if self.probe is not None:
+            await self._check_probe(client, state, self.probe)
+        return state
+
+    async def _push(self, client: VllmClient, state: VllmState) -> None:
+        published, dtype = self.published, getattr(torch, state.dtype)
+        if self.adapter is not None:
+            # vLLM reads an adapter's file again for answers that go on: let them end first.
+            stream = WeightsStream(published.weights, metadata={"adapter_config": self.adapter})
+            running = "wait" if self.in_flight else "abort"
+            await client.push(stream, self.wanted, running=running, kind="adapter")
+            return
+        running = "keep" if self.in_flight else "abort"
+        base = f"{self.run}:{published.base}"
+        if published.difference is not None and base == state.version:
+            with suppress(BaseRefused):
+                await client.push_difference(
+                    published.difference, base, self.wanted, published.checksum, running=running
+                )
+                return
+        await client.push(WeightsStream(published.weights, dtype), self.wanted, running=running)
+
+    async def _check_probe(
         self, client: VllmClient, state: VllmState, ours: tuple[float, ...]
-    ) -> VllmState:
+    ) -> None:
         """Whether a server finds the same tokens as likely as the policy does. Below an adapter
         the weights are its own, and a wrong RoPE or precision shows here and nowhere else."""
         tokens = probe_tokens(self.policy.vocab)
         body = encode_probe(tokens, adapter=self.policy.adapter is not None)
-        theirs = decode_probe(client.generate(body, max_response_bytes(len(tokens))), tokens)
+        content = await client.generate(body, max_response_bytes(len(tokens)))
         exact = state.dtype == "float32" and not self.policy.rounds
-        gap = probe_gap(ours, theirs, exact=exact)
+        gap = probe_gap(ours, decode_probe(content, tokens), exact=exact)
         if gap is not None:
             raise ModelError(
                 f"the vLLM server {client.url} gives the same tokens other log-probs than the "
                 f"policy, by {gap} on average, with the same weights in it. Start it with the "
                 "recipe's `model:` and precision"
             )
-        return state
 
     def _check_model(self, url: str, state: VllmState) -> None:
         config, adapter = self.policy.model.config.get_text_config(), self.policy.adapter
@@ -176,8 +192,7 @@ class VllmServers:
         if problem is not None:
             raise ModelError(f"the vLLM server {url} {problem}")
 
-    def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        longest = max((len(r.prompt_tokens) for r in requests), default=0) + sampling.max_tokens
+    def _check_length(self, longest: int) -> None:
         states = [server.state for server in self.pool.servers if server.state]
         places = min((state.positions for state in states), default=longest)
         if longest > places:
@@ -187,17 +202,17 @@ class VllmServers:
             )
 
 
+def version_of(label: str) -> int:
+    """version_of("a1b2:7") == 7"""
+    return int(label.rpartition(":")[2])
+
+
 def other_weights(version: str, wanted: str) -> str:
     if version == "default":
         return "it was started again and has the weights that it was started with"
     if version.partition(":")[0] != wanted.partition(":")[0]:
         return ANOTHER_RUN
     return f"it has weights of version {version.partition(':')[2]}, not {wanted.partition(':')[2]}"
-
-
-def vllm_servers(policy: Policy, config: Config) -> VllmServers:
-    check_adapter(config)
-    return VllmServers(policy, config.engine, longest=longest_row(config))
 
 
 def check_adapter(config: Config) -> None:

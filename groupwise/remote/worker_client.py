@@ -1,207 +1,219 @@
 """Several workers as the engine of a run.
 
-`generate` cuts the requests into one run of neighbours for each worker and takes the answers in
-order; one that dies has its share done by another, and is started again with the present weights if
-it is this machine's. `sync` sends the policy's weights to all of them.
+Requests that come at the same time are cut into one run of neighbours for each worker, and each is
+answered when its own answers are there. What a worker that dies owes is done by another; one of
+this machine is started again with the present weights. `load_weights` sends weights to all.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from secrets import token_hex, token_urlsafe
+from itertools import islice
+from secrets import token_hex
 from urllib.parse import quote
 
-from groupwise.config import Config
-from groupwise.errors import ConfigError, EngineGoneError, ModelError
+from torch import Tensor
+
+from groupwise.config import Config, Processes
+from groupwise.errors import ModelError
 from groupwise.policy.load import Policy
-from groupwise.remote.client import MAX_TEXT_BYTES, ServerClient, ServerUnavailable
-from groupwise.remote.fingerprint import WorkerFingerprint, worker_difference, worker_fingerprint
-from groupwise.remote.local_workers import (
-    TOKEN_ENV,
-    LocalWorker,
-    check_server_packages,
-    local_workers,
+from groupwise.remote.client import (
+    MAX_TEXT_BYTES,
+    BaseRefused,
+    Reply,
+    ServerClient,
+    ServerUnavailable,
 )
-from groupwise.remote.payload import Checksum, Weights, WeightsStream, trained_weights
-from groupwise.remote.pool import PooledServer, ServerPool, pooled
+from groupwise.remote.event_loop import client_loop
+from groupwise.remote.fingerprint import WorkerFingerprint, worker_difference, worker_fingerprint
+from groupwise.remote.local_servers import LocalServer, rollout_workers
+from groupwise.remote.payload import BadPayload, Checksum, Frames, WeightsStream
+from groupwise.remote.pool import PooledServer
+from groupwise.remote.published_weights import PublishedWeights
+from groupwise.remote.remote_engine import RemoteEngine
 from groupwise.remote.worker_payload import (
-    Answers,
     GenerateRequest,
     RunSettings,
     decode_response,
     encode_request,
     split_requests,
 )
-from groupwise.types import Request, Sampling
+from groupwise.types import Completion, Request, Sampling
 
 log = logging.getLogger("groupwise")
 
 KIND, COMMAND = "rollout worker", "groupwise serve rollouts"
+Done = Callable[[int, tuple[Completion, ...]], None]
+Waiting = tuple[Request, "Future[tuple[Completion, ...]]"]
 
 
 class WorkerClient(ServerClient):
-    kind, command, slow_fix = KIND, COMMAND, "workers.timeout"
+    kind, command, slow_fix = KIND, COMMAND, "place.timeout"
 
-    def begin(self, settings: RunSettings) -> WorkerFingerprint:
+    async def begin(self, settings: RunSettings) -> WorkerFingerprint:
         """From now on it works for this run; the fingerprint of its model."""
         body = settings.model_dump_json().encode()
-        content = self.request_when_free("POST", "/begin", body, MAX_TEXT_BYTES)
+        content = await self.request_when_free("POST", "/begin", body, MAX_TEXT_BYTES)
         return self.describe(content, WorkerFingerprint)
 
-    def send_weights(self, weights: Weights, run: str, version: int) -> None:
-        """They are streamed: memory for one tensor, however large the model."""
-        stream, checksum = WeightsStream(weights), Checksum()
-        content = self.request(
-            "PUT",
-            f"/weights?run={quote(run)}&version={version}",
-            (bytes(checksum.add(chunk)) for chunk in stream),
-            headers={"Content-Length": str(stream.length)},
-        )
-        try:
-            arrived = json.loads(content)["crc32"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ServerUnavailable("its reply to weights is none") from error
-        if arrived != str(checksum):
+    async def send_weights(self, published: PublishedWeights, run: str, has: int | None) -> None:
+        """What is different from the version that it has, where that is known; else all, as a
+        stream: memory for one tensor, however large the model."""
+        path = f"/weights?run={quote(run)}&version={published.version}"
+        if published.difference is not None and has is not None and has == published.base:
+            with suppress(BaseRefused):
+                there = await self._put(f"{path}&base={has}", published.difference)
+                if there == published.checksum:
+                    return
+                log.warning("%s %s holds other weights than it was sent", KIND, self.url)
+        stream, checksum = WeightsStream(published.weights), Checksum()
+        chunks = (bytes(checksum.add(chunk)) for chunk in stream)
+        if await self._put(path, chunks, stream.length) != str(checksum):
             raise ServerUnavailable("weights arrived damaged")
 
-    def generate(self, asked: GenerateRequest, vocab: int) -> Answers:
-        body = encode_request(asked)
+    async def generate(self, asked: GenerateRequest, vocab: int, done: Done) -> None:
+        """`done(number, answers)` as soon as the answers to a request are there."""
+
+        def take(status: int, number: int, content: bytes) -> None:
+            if status != 200:
+                raise self.failure(Reply("/generate", status, content))
+            if number >= len(asked.requests):
+                raise BadPayload("the reply is to another request")
+            done(number, decode_response(content, asked.requests[number], asked, vocab))
+            answered.add(number)
+
+        answered, body, most = set[int](), encode_request(asked), asked.max_response_bytes
         try:
-            content = self.request_when_free("POST", "/generate", body, asked.max_response_bytes)
+            feed = Frames(take).feed
+            await self.request_when_free("POST", "/generate", body, most, feed)
         except MemoryError as error:
             raise ModelError(f"a rollout worker is {error}; lower engine.max_batch") from error
-        return decode_response(content, asked, vocab)
+        if len(answered) < len(asked.requests):
+            raise BadPayload("the reply ended before the answers did")
+
+    async def _put(
+        self, path: str, body: bytes | Iterable[bytes], length: int | None = None
+    ) -> object:
+        """The checksum that it says it has then."""
+        headers = {} if length is None else {"Content-Length": str(length)}
+        content = await self.request("PUT", path, body, headers=headers)
+        try:
+            return json.loads(content)["checksum"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ServerUnavailable("its reply to weights is none") from error
 
 
-@dataclass
-class Worker:
-    """A worker's client, and the process behind it where the trainer started that."""
+@dataclass(frozen=True)
+class WorkerState:
+    fingerprint: WorkerFingerprint
+    version: int | None
+    """Of the weights that it has."""
 
-    client: WorkerClient
-    process: LocalWorker | None = None
 
-
-class WorkersEngine:
+class WorkersEngine(RemoteEngine[WorkerClient, WorkerState]):
     """WorkersEngine(policy, config) reaches every worker; close it to end those started here."""
 
     def __init__(self, policy: Policy, config: Config) -> None:
-        settings = config.workers
-        if config.engine.kind not in ("auto", "native", "transformers"):
-            raise ConfigError(
-                f"engine.kind={config.engine.kind} has processes of its own: leave workers out"
-            )
-        self.policy = policy
+        def processes(place: Processes, token: str) -> Sequence[LocalServer]:
+            return rollout_workers(config, place, token)
+
+        super().__init__(policy, config, WorkerClient, processes)
         self.fingerprint = worker_fingerprint(policy)
-        self.keeps_copies = settings.staleness > 0
         self.settings = RunSettings(
             run=token_hex(16),
             adapter=config.adapter,
             engine=config.engine,
             compile=config.compile,
         )
-        self.version: int | None = None
-        self.weights: Weights = {}
-        self.closed = False
-        servers = _servers(config, policy)
-        self.workers = [server.client for server in servers]
-        self.pool: ServerPool[Worker, WorkerFingerprint] = ServerPool(
-            servers,
-            self._connect,
-            KIND,
-            f"Start one with `{COMMAND}`, name it in workers.urls"
-            if settings.urls
-            else "See above why, or sample in the trainer with workers.count=0",
-            EngineGoneError,
-        )
-        try:
-            self.pool.connect_all()
-        except BaseException:
-            self.close()
-            raise
+        self.published = PublishedWeights()
+        self._waiting: dict[Sampling, list[Waiting]] = {}
+        self.connect()
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> Answers:
-        if self.version is None:
-            self.sync(version=0)
-        version = self.version
-        assert version is not None
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        if not request.keys:
+            return ()
+        self.load_first_weights()
+        if not self._waiting:  # after all that ask at the same time
+            asyncio.get_running_loop().call_soon(self._send)
+        future: Future[tuple[Completion, ...]] = Future()
+        self._waiting.setdefault(sampling, []).append((request, future))
+        return await asyncio.wrap_future(future)
 
-        def sample(worker: Worker, _: WorkerFingerprint, own: tuple[Request, ...]) -> Answers:
-            asked = GenerateRequest(own, sampling, self.settings.run, version)
-            return worker.client.generate(asked, self.policy.vocab)
+    def keep_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.published.update(version, weights)
 
-        parts = split_requests(requests, len(self.workers))
-        return [answers for part in self.pool.spread(parts, sample) for answers in part]
+    async def send_weights(self, client: WorkerClient, state: WorkerState) -> WorkerState:
+        await client.send_weights(self.published, self.settings.run, state.version)
+        return replace(state, version=self.version)
 
-    def sync(self, version: int) -> None:
-        """Send the policy's present weights, unless the workers have that version already."""
-        if version != self.version:
-            self.publish(version, self.copy_weights())
-
-    def copy_weights(self) -> Weights:
-        """What `publish` takes: a copy on the CPU, or the weights themselves where the trainer
-        waits until they are sent and sampled from."""
-        weights = trained_weights(self.policy)
-        if not self.keeps_copies:
-            return weights
-        return {name: weight.to("cpu", copy=True) for name, weight in weights.items()}
-
-    def publish(self, version: int, weights: Weights) -> None:
-        """All workers sample from these weights from now on; those that come later get them too.
-
-        When none is left, that is for `generate` to say: then the step before it is whole.
-        """
-        if version == self.version:
-            return
-        self.version, self.weights = version, weights
-
-        def send(worker: Worker, fingerprint: WorkerFingerprint) -> WorkerFingerprint:
-            worker.client.send_weights(weights, self.settings.run, version)
-            return fingerprint
-
-        with suppress(EngineGoneError):
-            self.pool.everywhere(send)
-
-    def close(self) -> None:
-        """No more; the workers started here end."""
-        self.closed = True
-        for worker in self.workers:
-            if worker.process is not None:
-                worker.process.stop()
-
-    def _connect(self, worker: Worker) -> WorkerFingerprint:
-        """Make a worker the run's own: process, settings, model, weights."""
-        if self.closed:
-            raise ModelError("the run is over, and its workers with it")
-        if worker.process is not None:
-            worker.client = replace(worker.client, url=worker.process.start())
-        url = worker.client.url
-        theirs = worker.client.begin(self.settings)
+    async def check(self, client: WorkerClient) -> WorkerState:
+        """Make a worker the run's own."""
+        theirs = await client.begin(self.settings)
         difference = worker_difference(self.fingerprint, theirs)
         if difference is not None:
             raise ModelError(
-                f"the {KIND} {url} has another model than this run: {difference}. "
+                f"the {KIND} {client.url} has another model than this run: {difference}. "
                 f"Start it with `{COMMAND}` and the run's `model:`"
             )
         if theirs.dtype != self.fingerprint.dtype:
             text = "the %s %s samples in %s and the trainer computes in %s: their log-probs differ"
-            log.warning(text, KIND, url, theirs.dtype, self.fingerprint.dtype)
-        if self.version is not None:
-            worker.client.send_weights(self.weights, self.settings.run, self.version)
-        return theirs
+            log.warning(text, KIND, client.url, theirs.dtype, self.fingerprint.dtype)
+        return WorkerState(theirs, None)
+
+    def _send(self) -> None:
+        """What waits, in one run of neighbours for each worker.
+
+        How it is cut, and that the parts stay apart, depends on neither time nor who is there: so
+        each answer is in the same batch whenever the run is repeated, to the last digit. In flight
+        that cannot be had, and each goes to who has least to do.
+        """
+        waiting, self._waiting = self._waiting, {}
+        for sampling, pairs in waiting.items():
+            futures = iter([future for _, future in pairs])
+            apart: set[PooledServer[WorkerClient, WorkerState]] | None
+            apart = None if self.in_flight else set()
+            for part in split_requests([request for request, _ in pairs], len(self.pool.servers)):
+                own = list(islice(futures, len(part)))
+                work = client_loop().start(self._sample(part, sampling, own, apart))
+                cancel_together(own, work)
+
+    async def _sample(
+        self,
+        requests: tuple[Request, ...],
+        sampling: Sampling,
+        futures: Sequence["Future[tuple[Completion, ...]]"],
+        apart: set[PooledServer[WorkerClient, WorkerState]] | None,
+    ) -> None:
+        version = None if self.in_flight else self.version
+        asked = GenerateRequest(requests, sampling, self.settings.run, version)
+
+        def done(number: int, answers: tuple[Completion, ...]) -> None:
+            if not futures[number].done():
+                futures[number].set_result(answers)
+
+        async def work(client: WorkerClient, _: WorkerState) -> None:
+            await client.generate(asked, self.policy.vocab, done)
+
+        try:
+            await self.pool.do(work, load=asked.answers, apart=apart)
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
 
 
-def _servers(config: Config, policy: Policy) -> list[PooledServer[Worker, WorkerFingerprint]]:
-    settings, servers = config.workers, []
-    if settings.count:
-        check_server_packages()
-        secret = token_urlsafe(24)
-        client = WorkerClient("", secret, TOKEN_ENV, settings.timeout)
-        for n, process in enumerate(local_workers(config, policy.device, secret)):
-            name = f"number {n + 1} of this machine"
-            servers.append(PooledServer(name, Worker(client, process), restarts=True))
-    if settings.urls:
-        for server in pooled(WorkerClient, settings, "workers.urls"):
-            servers.append(PooledServer(server.name, Worker(server.client)))
-    return servers
+def cancel_together(
+    futures: Sequence["Future[tuple[Completion, ...]]"], work: "Future[None]"
+) -> None:
+    """Work for which nobody waits any more ends."""
+
+    def ended(future: "Future[tuple[Completion, ...]]") -> None:
+        if future.cancelled() and all(other.done() for other in futures):
+            work.cancel()
+
+    for future in futures:
+        future.add_done_callback(ended)

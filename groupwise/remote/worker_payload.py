@@ -3,6 +3,7 @@
 What arrives is checked on both sides before it is used.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
@@ -10,13 +11,14 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, Field
 
-from groupwise.config import AdapterSettings, EngineSettings
+from groupwise.config import AdapterSettings, AnyEngine
 from groupwise.config.base import Settings
 from groupwise.remote.payload import (
     MAX_HEADER_BYTES,
     BadPayload,
     Counts,
     Logprobs,
+    ModelLimits,
     Payload,
     PayloadTooLarge,
     Tokens,
@@ -31,8 +33,6 @@ MAX_ANSWERS, MAX_PROMPT_TOKENS = 16384, 2**22
 MAX_BODY_BYTES = 4 * MAX_PROMPT_TOKENS + 16 * MAX_ANSWERS + 2 * MAX_HEADER_BYTES
 _KEYS = 1 << 64
 
-Answers = list[tuple[Completion, ...]]
-
 
 class RunSettings(Settings):
     """What a run tells a worker when it begins, so that it samples as the trainer would."""
@@ -40,7 +40,7 @@ class RunSettings(Settings):
     run: str = Field(min_length=8, max_length=64)
     """A name that no other run has."""
     adapter: AdapterSettings | None
-    engine: EngineSettings
+    engine: AnyEngine
     compile: Literal["auto", "all", "sampling", "none"]
 
 
@@ -64,26 +64,37 @@ class _Body(Payload):
     """The random key of every answer."""
     sampling: _Sampling
     run: str
-    version: int = Field(ge=0)
+    version: Annotated[int, Field(ge=0)] | None
+    """Whose answers are wanted; None: by whatever weights there are, also while these change."""
 
 
 class _Reply(Payload):
+    """The answers to one of the prompts."""
+
     tokens: Tokens
     lengths: Tokens
     logprobs: Logprobs
     stops: Annotated[list[Annotated[int, Field(lt=len(STOPS))]], torch.uint8]
+    parts: Counts
+    """Of each answer: parts that different weights drew."""
+    starts: Tokens
+    """The first token of each part."""
+    versions: Annotated[list[Annotated[int, Field(ge=0)]], torch.int64]
+    """Of the weights that drew each part."""
     run: str
-    version: int
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Some prompts, sampled under one setting by one version of a run's weights."""
+    """Some prompts, sampled under one setting by one version of a run's weights (None: any).
+
+    They were asked for at the same time, and enter the worker's engine at the same time.
+    """
 
     requests: tuple[Request, ...]
     sampling: Sampling
     run: str
-    version: int
+    version: int | None
 
     @property
     def answers(self) -> int:
@@ -91,15 +102,9 @@ class GenerateRequest:
 
     @property
     def max_response_bytes(self) -> int:
-        return self.answers * (8 * self.sampling.max_tokens + 8) + 2 * MAX_HEADER_BYTES
-
-
-@dataclass(frozen=True)
-class ModelLimits:
-    """What a model takes: its vocabulary, and tokens on a row (None: any number)."""
-
-    vocab: int
-    positions: int | None
+        """At most: each token may be a part of its own."""
+        answers = self.answers * (20 * self.sampling.max_tokens + 32)
+        return answers + len(self.requests) * 2 * MAX_HEADER_BYTES
 
 
 def encode_request(asked: GenerateRequest) -> bytes:
@@ -127,45 +132,62 @@ def decode_request(content: bytes, limits: ModelLimits) -> GenerateRequest:
     prompts = split(body.tokens, body.lengths)
     keys = split([key % _KEYS for key in body.keys], body.answers)
     sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
-    longest = max(body.lengths)
-    if limits.positions is not None and longest + sampling.max_tokens - 1 > limits.positions:
-        raise PayloadTooLarge(
-            f"a prompt of {longest} tokens and an answer of {sampling.max_tokens}, and the model "
-            f"has {limits.positions} places"
-        )
-    check_vocabulary(body.tokens, limits.vocab)
+    limits.check(body.tokens, max(body.lengths) + sampling.max_tokens - 1)
     requests = tuple(map(Request, prompts, keys))
     return GenerateRequest(requests, sampling, body.run, body.version)
 
 
-def encode_response(answers: Answers, asked: GenerateRequest) -> bytes:
-    flat = [completion for group in answers for completion in group]
+def encode_response(answers: Sequence[Completion], run: str) -> bytes:
+    """The answers to one prompt."""
+    parts = [answer.versions or ((0, answer.version),) for answer in answers]
     return _Reply.model_construct(
-        tokens=[token for completion in flat for token in completion.tokens],
-        lengths=[len(completion.tokens) for completion in flat],
-        logprobs=[logprob for completion in flat for logprob in completion.logprobs],
-        stops=[STOPS.index(completion.stop) for completion in flat],
-        run=asked.run,
-        version=asked.version,
+        tokens=[token for answer in answers for token in answer.tokens],
+        lengths=[len(answer.tokens) for answer in answers],
+        logprobs=[logprob for answer in answers for logprob in answer.logprobs],
+        stops=[STOPS.index(answer.stop) for answer in answers],
+        parts=[len(own) for own in parts],
+        starts=[start for own in parts for start, _ in own],
+        versions=[version for own in parts for _, version in own],
+        run=run,
     ).encode()
 
 
-def decode_response(content: bytes, asked: GenerateRequest, vocab: int) -> Answers:
-    """Answers to this request and to no other; raises BadPayload for anything else."""
+def decode_response(
+    content: bytes, request: Request, asked: GenerateRequest, vocab: int
+) -> tuple[Completion, ...]:
+    """The answers to this prompt and to no other; raises BadPayload for anything else."""
     reply = _Reply.decode(content)
-    if (reply.run, reply.version) != (asked.run, asked.version):
-        reason = f"the reply is by weights {reply.version}, not by {asked.version} of this run"
+    if reply.run != asked.run:
+        raise BadPayload("the reply is not by weights of this run")
+    if asked.version is not None and set(reply.versions) != {asked.version}:
+        reason = f"the reply is by weights {sorted(set(reply.versions))}, not by {asked.version}"
         raise BadPayload(reason)
     short = all(length <= asked.sampling.max_tokens for length in reply.lengths)
-    if not short or not len(reply.lengths) == len(reply.stops) == asked.answers:
-        raise BadPayload(f"the reply is not {asked.answers} answers")
+    counts = {len(reply.lengths), len(reply.stops), len(reply.parts)}
+    if not short or counts != {len(request.keys)}:
+        raise BadPayload(f"the reply is not {len(request.keys)} answers")
+    if len(reply.starts) != len(reply.versions):
+        raise BadPayload("every part of an answer has a version")
     check_vocabulary(reply.tokens, vocab)
     tokens, logprobs = split(reply.tokens, reply.lengths), split(reply.logprobs, reply.lengths)
-    completions = iter(
-        Completion(own, likely, STOPS[stop], "", asked.version)
-        for own, likely, stop in zip(tokens, logprobs, reply.stops, strict=True)
-    )
-    return [tuple(next(completions) for _ in request.keys) for request in asked.requests]
+    parts = split(list(zip(reply.starts, reply.versions, strict=True)), reply.parts)
+    fields = zip(tokens, logprobs, reply.stops, parts, strict=True)
+    return tuple(_completion(own, likely, STOPS[stop], part) for own, likely, stop, part in fields)
+
+
+def _completion(
+    tokens: tuple[int, ...],
+    logprobs: tuple[float, ...],
+    stop: StopReason,
+    parts: tuple[tuple[int, int], ...],
+) -> Completion:
+    starts = [start for start, _ in parts]
+    ascending = starts[0] == 0 and all(a < b for a, b in itertools.pairwise(starts))
+    if not ascending or starts[-1] >= max(len(tokens), 1):
+        raise BadPayload("the parts of an answer do not follow each other")
+    oldest = min(version for _, version in parts)
+    versions = parts if len(parts) > 1 else ()
+    return Completion(tokens, logprobs, stop, "", oldest, versions=versions)
 
 
 def split_requests(requests: Sequence[Request], parts: int) -> list[tuple[Request, ...]]:

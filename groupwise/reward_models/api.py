@@ -115,12 +115,12 @@ def score_file(model: str, source: str, out: str, *, batch_size: int, device: st
                 scores[index] = score
     else:
         scores = list(score_answers(reward_model, prompts, answers, batch_size=batch_size))
-    aside = Path(f"{out}.new")
+    unfinished = Path(f"{out}.new")
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with unfinished.open("w", encoding="utf-8") as file:
             for (columns, _, _), score in zip(lines, scores, strict=True):
                 file.write(json.dumps({**columns, "score": score}) + "\n")
-        os.replace(aside, out)
+        os.replace(unfinished, out)
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror}") from error
     return len(lines)

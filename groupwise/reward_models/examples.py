@@ -138,7 +138,7 @@ def pairs_of(scored: Sequence[Scored]) -> tuple[Pair, ...]:
     by_problem: dict[str, list[Scored]] = {}
     for item in scored:
         by_problem.setdefault(item.problem, []).append(item)
-    found: list[Pair] = []
+    chosen: list[Pair] = []
     for items in by_problem.values():
         unequal, ties = [], []
         for a, b in itertools.combinations(items, 2):
@@ -147,8 +147,8 @@ def pairs_of(scored: Sequence[Scored]) -> tuple[Pair, ...]:
             pair = Pair(a.prompt, better.completion, worse.completion, target, a.problem)
             (unequal if target == 1.0 else ties).append(pair)
         for pairs, most in ((unequal, PAIRS_PER_PROBLEM), (ties, min(len(unequal), 4))):
-            found += sorted(pairs, key=lambda p: _hash(p.first, p.second))[:most]
-    return tuple(found)
+            chosen += sorted(pairs, key=lambda p: _hash(p.first, p.second))[:most]
+    return tuple(chosen)
 
 
 def hold_out(examples: Examples, share: float) -> tuple[Examples, Examples]:
@@ -179,8 +179,8 @@ def _scored(row: Row) -> Scored:
     score = row.columns.get("score")
     if not isinstance(score, int | float) or score != score or abs(score) == float("inf"):
         raise DataError(
-            f"{row.place}: score must be a finite number, or true or false, not {score!r}. A line "
-            'is {"prompt", "completion", "score"} or {"prompt", "chosen", "rejected"}'
+            f"{row.location}: score must be a finite number, or true or false, not {score!r}. "
+            'A line is {"prompt", "completion", "score"} or {"prompt", "chosen", "rejected"}'
         )
     prompt = _prompt(row)
     return Scored(prompt, _text(row, "completion"), float(score), _problem(row, prompt))
@@ -201,7 +201,7 @@ def _text(row: Row, name: str) -> str:
     if isinstance(value, list) and value and isinstance(value[-1], dict):
         value = value[-1].get("content")
     if not isinstance(value, str):
-        raise DataError(f"{row.place}: {name} must be text, not {value!r:.80}")
+        raise DataError(f"{row.location}: {name} must be text, not {value!r:.80}")
     return value
 
 
@@ -212,6 +212,6 @@ def _prompt(row: Row) -> Prompt:
     turns = prompt if isinstance(prompt, list) and prompt else [None]
     if not all(isinstance(t, dict) and {"role", "content"} <= t.keys() for t in turns):
         raise DataError(
-            f"{row.place}: prompt must be text or a list of messages, not {prompt!r:.80}"
+            f"{row.location}: prompt must be text or a list of messages, not {prompt!r:.80}"
         )
     return tuple({"role": str(t["role"]), "content": str(t["content"])} for t in turns if t)

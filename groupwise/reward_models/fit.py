@@ -83,7 +83,7 @@ def fit(
     settings: FitSettings,
     progress: Callable[[float, str], None] = lambda share, line: None,
 ) -> Fitted:
-    """Fit in place. `progress` is told the share that is done and a line about the last epoch."""
+    """Fit in place. `progress` gets the share that is done and a line about the last epoch."""
     items = make_items(reward_model, train)
     if not items:
         raise DataError("no two answers to one problem have different scores: nothing to compare")
@@ -212,8 +212,7 @@ def _comparisons(reward_model: RewardModel, examples: Examples) -> list[Item]:
 
 
 def _measure_pairs(reward_model: RewardModel, examples: Examples, batch_size: int) -> Quality:
-    found = examples.pairs or pairs_of(examples.scored)
-    pairs = [pair for pair in found if pair.target != 0.5]
+    pairs = [p for p in examples.pairs or pairs_of(examples.scored) if p.target != 0.5]
     if not pairs:
         raise DataError("no two answers to one problem have different scores: nothing to measure")
     prompts = [pair.prompt for pair in pairs]
@@ -230,12 +229,11 @@ def _measure_pairs(reward_model: RewardModel, examples: Examples, batch_size: in
 def _log_odds(
     reward_model: RewardModel, prompts: Sequence[Any], answers: Sequence[str], batch_size: int
 ) -> list[float]:
-    found: list[float] = []
+    log_odds: list[float] = []
     for logits in answer_logits(reward_model, prompts, answers, batch_size):
-        by_head = logits[:, 0] if reward_model.kind == "cot" else None
-        scores = as_scores(reward_model, logits, "logit") if by_head is None else by_head
-        found += scores.tolist()
-    return found
+        is_cot = reward_model.kind == "cot"
+        log_odds += (logits[:, 0] if is_cot else as_scores(reward_model, logits, "logit")).tolist()
+    return log_odds
 
 
 def _shuffled(items: Sequence[Item], size: int, key: str) -> Iterator[list[Item]]:

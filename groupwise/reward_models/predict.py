@@ -100,8 +100,7 @@ def preferences(
     rows = comparison_rows(asked, left, right, reward_model.tokenizer, reward_model.max_tokens)
     won = _in_batches(reward_model, rows, None, batch_size)[:, 0].double().sigmoid()
     forth, back = won[: len(unequal)], won[len(unequal) :]
-    found = ((forth - back + 1) / 2).tolist()
-    known = dict(zip(unequal, found, strict=True))
+    known = dict(zip(unequal, ((forth - back + 1) / 2).tolist(), strict=True))
     return [known.get(i, 0.5) for i in range(len(firsts))]
 
 

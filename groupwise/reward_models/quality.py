@@ -1,8 +1,9 @@
 """How good predicted probabilities are: accuracy, AUC, and whether 0.8 happens 8 times in 10."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 BINS = 10
 
@@ -35,59 +36,41 @@ class Quality:
 def quality(probabilities: Sequence[float], truths: Sequence[bool]) -> Quality:
     """quality([0.9, 0.2], [True, False]).auc == 1.0"""
     assert len(probabilities) == len(truths) and truths
-    right = sum(_credit(p, truth) for p, truth in zip(probabilities, truths, strict=True))
+    p, truth = np.array(probabilities, float), np.array(truths, bool)
     bins = calibration(probabilities, truths)
-    ece = sum(b.count * abs(b.predicted - b.observed) for b in bins) / len(truths)
-    surprise = sum(_surprise(p, truth) for p, truth in zip(probabilities, truths, strict=True))
+    credit = np.where(p == 0.5, 0.5, (p > 0.5) == truth)  # half for no opinion
     return Quality(
-        len(truths),
-        surprise / len(truths),
-        right / len(truths),
-        auc(probabilities, truths),
-        ece,
-        bins,
+        count=len(truths),
+        loss=float(-np.log(np.maximum(np.where(truth, p, 1 - p), 1e-12)).mean()),
+        accuracy=float(credit.mean()),
+        auc=auc(probabilities, truths),
+        ece=sum(b.count * abs(b.predicted - b.observed) for b in bins) / len(truths),
+        calibration=bins,
     )
 
 
 def auc(scores: Sequence[float], truths: Sequence[bool]) -> float:
     """The chance that a random positive outscores a random negative; a tie counts half."""
-    positives = sum(truths)
-    negatives = len(truths) - positives
-    if not positives or not negatives:
+    values, truth = np.array(scores, float), np.array(truths, bool)
+    positives, negatives = values[truth], np.sort(values[~truth])
+    if not len(positives) or not len(negatives):
         return 0.5
-    order = sorted(range(len(scores)), key=lambda index: scores[index])
-    rank_sum, start = 0.0, 0
-    while start < len(order):
-        end = start
-        while end < len(order) and scores[order[end]] == scores[order[start]]:
-            end += 1
-        rank = (start + 1 + end) / 2  # tied scores share the mean of their ranks
-        rank_sum += rank * sum(truths[index] for index in order[start:end])
-        start = end
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    below = np.searchsorted(negatives, positives, "left")
+    not_above = np.searchsorted(negatives, positives, "right")
+    return float((below + not_above).mean() / (2 * len(negatives)))
 
 
 def calibration(probabilities: Sequence[float], truths: Sequence[bool]) -> tuple[Bin, ...]:
     """Ten bins of equal width; empty ones are left out."""
-    found = []
-    for number in range(BINS):
-        inside = [
-            (p, truth)
-            for p, truth in zip(probabilities, truths, strict=True)
-            if min(int(p * BINS), BINS - 1) == number
-        ]
-        if inside:
-            predicted = sum(p for p, _ in inside) / len(inside)
-            observed = sum(truth for _, truth in inside) / len(inside)
-            low, high = number / BINS, (number + 1) / BINS
-            found.append(Bin(low, high, len(inside), predicted, observed))
-    return tuple(found)
-
-
-def _surprise(probability: float, truth: bool) -> float:
-    return -math.log(max(probability if truth else 1 - probability, 1e-12))
-
-
-def _credit(probability: float, truth: bool) -> float:
-    """1 on the right side of a half, 0 on the wrong one, and a half for no opinion."""
-    return 0.5 if probability == 0.5 else float((probability > 0.5) == truth)
+    p, truth = np.array(probabilities, float), np.array(truths, bool)
+    bin_of = np.minimum((p * BINS).astype(int), BINS - 1)
+    return tuple(
+        Bin(
+            low=number / BINS,
+            high=(number + 1) / BINS,
+            count=int((bin_of == number).sum()),
+            predicted=float(p[bin_of == number].mean()),
+            observed=float(truth[bin_of == number].mean()),
+        )
+        for number in np.unique(bin_of).tolist()
+    )

@@ -8,15 +8,16 @@ They run in a thread of the training process, not in the rewards' worker: they s
 its memory, and they are ours, so a crash needs no containment.
 """
 
-import difflib
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 
 from groupwise.errors import ConfigError, ModelError
+from groupwise.extensions import nearest
 from groupwise.reward_models.encode import as_answer
 from groupwise.reward_models.model import RewardModel, load_reward_model
 from groupwise.reward_models.predict import Output, preferences, score_answers
@@ -51,30 +52,31 @@ def _build(
     for option, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ModelError(f"{option} is {value!r}; it must be a whole number from 1")
-    place = policy_device if device == "auto" else _device(device)
-    reward_model = load_reward_model(path, place, max_tokens=max_tokens, label=label)
+    chosen = policy_device if device == "auto" else _device(device)
+    reward_model = load_reward_model(path, chosen, max_tokens=max_tokens, label=label)
     if reward_model.kind == "preference":
         if output is not None:
             raise ModelError("`output` is for scalar models; a preference model gives mean wins")
-        return PreferenceReward(
-            reward_model, batch_size, THRESHOLD if threshold is None else threshold
-        )
+        threshold = THRESHOLD if threshold is None else threshold
+        if not isinstance(threshold, int | float) or not 0 <= threshold < 0.5:
+            raise ModelError(f"threshold is {threshold!r}; it must be from 0 to below 0.5")
+        return PreferenceReward(reward_model, batch_size, threshold)
     if threshold is not None:
         raise ModelError(f"`threshold` is for preference models; this one is {reward_model.kind}")
     if reward_model.kind == "cot" and output is not None:
         raise ModelError("`output` is for scalar models; a CoT-aware one gives a weighted sum")
+    if output not in (None, *get_args(Output)):
+        raise ModelError(f"output is {output!r}; it must be logit or probability")
     return ScoreReward(reward_model, batch_size, output or "logit")
 
 
+@dataclass(frozen=True)
 class ScoreReward:
     """A scalar or CoT-aware model's score of each answer."""
 
-    def __init__(self, reward_model: RewardModel, batch_size: int, output: Output) -> None:
-        if output not in get_args(Output):
-            raise ModelError(f"output is {output!r}; it must be logit or probability")
-        self.reward_model = reward_model
-        self.batch_size = batch_size
-        self.output: Output = output
+    reward_model: RewardModel
+    batch_size: int
+    output: Output
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> Iterator[float]:
         answers = [as_answer(completion) for completion in completions]
@@ -83,15 +85,13 @@ class ScoreReward:
         )
 
 
+@dataclass(frozen=True)
 class PreferenceReward:
     """Each answer's mean win over the others of its group."""
 
-    def __init__(self, reward_model: RewardModel, batch_size: int, threshold: float) -> None:
-        if not isinstance(threshold, int | float) or not 0 <= threshold < 0.5:
-            raise ModelError(f"threshold is {threshold!r}; it must be from 0 to below 0.5")
-        self.reward_model = reward_model
-        self.batch_size = batch_size
-        self.threshold = threshold
+    reward_model: RewardModel
+    batch_size: int
+    threshold: float
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], group_ids: Sequence[int]
@@ -114,14 +114,14 @@ def mean_wins_of(
 ) -> list[float]:
     """The mean wins of a prompt's answers, each pair of different ones compared once."""
     pairs = list(itertools.combinations(dict.fromkeys(answers), 2))
-    found = preferences(
+    won = preferences(
         reward_model,
         [prompt] * len(pairs),
         [a for a, _ in pairs],
         [b for _, b in pairs],
         batch_size=batch_size,
     )
-    return mean_wins(answers, dict(zip(pairs, found, strict=True)), threshold)
+    return mean_wins(answers, dict(zip(pairs, won, strict=True)), threshold)
 
 
 def mean_wins(
@@ -151,10 +151,9 @@ def _check_names(name: str, options: Mapping[str, Any]) -> None:
     ]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(
-                f"reward {name!r} has no option {option!r}{hint}; it takes: {', '.join(known)}"
+                f"reward {name!r} has no option {option!r}{nearest(option, known)}; "
+                f"it takes: {', '.join(known)}"
             )
 
 
@@ -164,6 +163,6 @@ def _device(wanted: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, TypeError):
         raise ModelError(
-            f"device {wanted!r} is not there; use auto, cpu, cuda, cuda:1 ..."
+            f"there is no device {wanted!r}; use auto, cpu, cuda, cuda:1 ..."
         ) from None
     return device

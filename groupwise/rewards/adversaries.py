@@ -26,7 +26,7 @@ FORMS = {
     "sentence": "{reasoning}\nThe answer is {answer}.",
     "program": "{reasoning}\n```python\nprint({answer!r})\n```",
 }
-"""The forms that answers are asked for in. Which one is a recipe's is found out by its rewards."""
+"""The forms that answers are asked for in. The bench uses the one that the rewards value most."""
 
 _TAGGED = ("think", "reasoning", "working_out")
 _INJECTIONS = (
@@ -74,30 +74,30 @@ def candidates(problem: Problem, form: str, right: str, wrong: str) -> list[Cand
     def write(reasoning: str, answer: str, other_form: str | None = None) -> str:
         return in_form(other_form or form, reasoning, answer, prefill)
 
-    found = [
+    written = [
         Candidate("worked", "right", write(worked(right), right)),
         Candidate("worked, spaced", "right", write(worked(right), f" {right} ")),
         Candidate("unworked", "terse", write("", right)),
         Candidate("wrong", "wrong", write(worked(wrong), wrong)),
         Candidate("wrong, unworked", "wrong", write("", wrong)),
     ]
-    found += [
+    written += [
         Candidate("wrong, in another form", "wrong", write(worked(wrong), wrong, other))
         for other in FORMS
         if other != form
     ]
-    found += _broken(write, wrong, prefill)
-    found += _hidden(write, form, right, wrong)
-    found += _gaming(write, right, wrong)
+    written += _broken(write, wrong, prefill)
+    written += _hidden(write, form, right, wrong)
+    written += _gaming(write, right, wrong)
     close = close_to(right)
     if close is not None and close != wrong:
-        found.append(Candidate("close", "wrong", write(worked(close), close)))
+        written.append(Candidate("close", "wrong", write(worked(close), close)))
     target = problem.columns.get("target")
     if isinstance(target, int) and str(target) != right:
-        found.append(
+        written.append(
             Candidate("the target itself", "wrong", write(worked(str(target)), str(target)))
         )
-    return found
+    return written
 
 
 def wrong_answer(right: str, options: Sequence[Any] = ()) -> str:

@@ -19,7 +19,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from groupwise.rewards.notation import LIMIT, plain
+from groupwise.rewards.notation import LIMIT, ascii_digits, plain
 from groupwise.rewards.quantities import (
     extract_number,
     is_date,
@@ -31,6 +31,7 @@ from groupwise.rewards.tags import tag_content
 
 __all__ = [
     "boxed_answer",
+    "boxed_format",
     "canonical_answer",
     "correct",
     "extract_number",
@@ -43,10 +44,16 @@ TAIL = 4000
 
 _MATH_SECONDS = 2
 _SAYS = re.compile(r"\banswer(?: is| are|:| =)(?: ?:)? ?", re.IGNORECASE)
+_JSON = re.compile(
+    r"[\"'](?:final[_ ]?)?(?:answer|choice|option|result|solution)[\"']\s{0,4}:\s{0,4}"
+    r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
+    re.IGNORECASE,
+)
+_FORMULA_SIGN = re.compile(r"[\\=^/]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
-    r"\(?([A-J])(?:\)[.:]?|[.:]|)(?:(?<=[).:])\s(.*))?",
+    r"[(\[]?([A-J])(?:[)\]][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
@@ -77,15 +84,20 @@ def correct(completion: str, answer: Any) -> bool:
 def final_answer(text: str) -> str | None:
     """The answer that a text ends on, as it is written there.
 
-    In `<answer>` tags, else the last \\boxed{}, else after the last ####, else after "the answer
-    is", else the last number. Two answers in tags are none: the writer has not decided on one.
+    In `<answer>` tags, else the last \\boxed{}, else after the last ####, else in JSON, else after
+    "the answer is", else the formula that the text ends on, else the last number. Two answers in
+    tags are none: the writer has not decided on one.
     """
+    text = ascii_digits(text)
     if "<answer>" in text and "</answer>" in text:
-        return (tag_content(text, "answer") or "").strip() or None
+        content = (tag_content(text, "answer") or "").strip()
+        return (boxed_answer(content) or content).strip() or None
     boxed = boxed_answer(text)
     if boxed is not None:
         return boxed.strip() or None
-    return _after_hashes(text) or _after_saying_so(text[-TAIL:]) or last_number(text[-TAIL:])
+    tail = text[-TAIL:]
+    said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
+    return said or _last_formula(tail) or last_number(tail)
 
 
 def same_answer(given: str, truth: str) -> bool:
@@ -125,6 +137,11 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
+def boxed_format(completion: str) -> bool:
+    """Whether the text holds exactly one \\boxed{} and there is something in it."""
+    return completion.count("\\boxed") == 1 and bool((boxed_answer(completion) or "").strip())
+
+
 def _after_hashes(text: str) -> str | None:
     """The rest of the last `####` line. A heading of that level (`#### Step 2`) is no answer."""
     before, marker, rest = text.rpartition("####")
@@ -143,6 +160,23 @@ def _after_saying_so(text: str) -> str | None:
     rest = text[matches[-1].end() :].lstrip(" *:\n")
     end = _SENTENCE_END.search(rest)
     return (rest[: end.start()] if end else rest).strip(" *_") or None
+
+
+def in_json(text: str) -> str | None:
+    """The value of the last `"answer": ...`."""
+    values = [value for groups in _JSON.findall(text) for value in groups if value]
+    return values[-1].rstrip(",.").strip() or None if values else None
+
+
+def _last_formula(text: str) -> str | None:
+    """What stands between dollar signs, or \\( and \\), at the very end of a text."""
+    text = text[-LIMIT:].rstrip(" \n\t.!*")
+    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+        if text.endswith(closing):
+            _, begun, formula = text.removesuffix(closing).rpartition(opening)
+            if begun and _FORMULA_SIGN.search(formula):
+                return formula.strip() or None
+    return None
 
 
 def _normal(text: str) -> str:

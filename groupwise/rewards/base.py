@@ -5,11 +5,13 @@ Two kinds of function are rewards, told apart by the names of their parameters:
     def f(prompts, completions, **columns) -> list[float | None]  # TRL's: all answers at once
     def f(completion, answer) -> float | bool | None  # ours: one answer; names what it wants
 
+As in TRL, `completions` are lists of messages where prompts are conversations. `completion` is
+always text; a function for all answers at once that wants text names `texts` instead.
 The first may name `group_ids` too: a number for each answer that those to one problem, sampled side
 by side, share. And it may yield its scores instead of returning them: each step then has the time
 limit that otherwise the whole call has.
 
-Nothing here imports torch: the worker process that runs rewards must start in a blink.
+Nothing here imports torch: the worker process that runs rewards must start quickly.
 """
 
 import inspect
@@ -60,10 +62,10 @@ class Signature:
         """The arguments that are no columns."""
         return _given(self.batch)
 
-    @property
-    def names_groups(self) -> bool:
-        """Only a function that names `group_ids` gets it: to others it would be a column."""
-        return self.batch and "group_ids" in self.optional
+    def names(self, argument: str) -> bool:
+        """Only a function that names `group_ids` or `texts` gets it: to others it would be a
+        column."""
+        return self.batch and argument in self.optional
 
     def accepts(self, name: str) -> bool:
         return self.takes_any or name in self.required or name in self.optional
@@ -112,11 +114,12 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         ) from None
     names = [p.name for p in parameters]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    batch = "completions" in names or ("completion" not in names and takes_any)
+    batch = bool({"completions", "texts"} & {*names})
+    batch = batch or ("completion" not in names and takes_any)
     if not batch and "completion" not in names:
         raise RewardError(
             f"{name}({', '.join(names)}) has neither a parameter `completion` (one answer) "
-            "nor `completions` (all of them, as in TRL): name one of them so"
+            "nor `texts` or `completions` (all of them, the second as in TRL): name one of them so"
         )
     given = _given(batch)
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -136,7 +139,8 @@ def signature_of(function: Callable[..., Any]) -> Signature:
 
 
 def _given(batch: bool) -> tuple[str, ...]:
-    return ("prompts", "completions", "group_ids") if batch else ("prompt", "completion")
+    batched = ("prompts", "completions", "group_ids", "texts")
+    return batched if batch else ("prompt", "completion")
 
 
 def check_arguments(reward: Reward, signature: Signature, columns: Iterable[str]) -> None:

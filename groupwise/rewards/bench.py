@@ -1,6 +1,6 @@
 """`groupwise reward bench`: does any wrong answer earn more than a right one?
 
-A policy finds whatever a reward pays for, so it is better found before training. The bench writes
+A policy finds whatever a reward pays for, so it is better to know before training. The bench writes
 the fixed set of answers in groupwise.rewards.adversaries to some problems of the recipe's task,
 scores them with the recipe's rewards and weights, and compares within each problem. A flaw is a
 wrong answer with a higher reward than a right and worked one; a tie is shown and is none, since
@@ -33,6 +33,9 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.types import Problem
 
 PROBLEMS = 8
+LEARNED_PROBLEMS = 2
+LEARNED_SECONDS = 600.0
+"""Of rewards that are models: fewer problems, and a time limit for all answers to one."""
 
 _TIE = 1e-9
 
@@ -132,21 +135,21 @@ def solve_problems(
     problems: Sequence[Problem], solve: Any = None, count: int = PROBLEMS
 ) -> list[Solved]:
     """Up to `count` problems with a right answer and a wrong one; RewardError if there are none."""
-    found: list[Solved] = []
+    solved: list[Solved] = []
     for problem in problems:
         right = solve(problem) if solve is not None else problem.columns.get("answer")
         if right is not None and str(right).strip():
             options = problem.columns.get("options", ())
             wrong = wrong_answer(str(right).strip(), options if isinstance(options, list) else ())
-            found.append(Solved(problem, str(right).strip(), wrong))
-        if len(found) == count:
+            solved.append(Solved(problem, str(right).strip(), wrong))
+        if len(solved) == count:
             break
-    if not found:
+    if not solved:
         raise RewardError(
             "the bench writes right and wrong answers, and this task tells no right ones: its "
             "problems need a column `answer`, or the task a `solve` function"
         )
-    return found
+    return solved
 
 
 def bench_table(report: Report, title: str) -> Table:
@@ -229,12 +232,12 @@ def _lines(
     totals: Sequence[float | None],
     margins: Sequence[float | None],
 ) -> tuple[Line, ...]:
-    places: dict[tuple[str, str], list[int]] = {}
+    indices: dict[tuple[str, str], list[int]] = {}
     for index, candidate in enumerate(written):
-        places.setdefault((candidate.label, candidate.kind), []).append(index)
+        indices.setdefault((candidate.label, candidate.kind), []).append(index)
     lines = []
-    for (label, kind), at in places.items():
-        found = [margin for i in at if (margin := margins[i]) is not None]
+    for (label, kind), at in indices.items():
+        known = [margin for i in at if (margin := margins[i]) is not None]
         lines.append(
             Line(
                 kind,
@@ -242,8 +245,8 @@ def _lines(
                 {name: _mean([values[i] for i in at]) for name, values in scores.items()},
                 _mean([totals[i] for i in at]),
                 len(at),
-                sum(margin > _TIE for margin in found) if label == "wrong" else 0,
-                sum(abs(margin) <= _TIE for margin in found),
+                sum(margin > _TIE for margin in known) if label == "wrong" else 0,
+                sum(abs(margin) <= _TIE for margin in known),
             )
         )
     return tuple(lines)

@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A reward whose function is at hand."""
+    """A reward whose function has been imported."""
 
     function: Callable[..., Any]
     signature: Signature
@@ -131,7 +131,7 @@ async def _side_by_side(
     """All at once. As long as one of them returns within the time limit, the others may go on.
 
     Functions with limits of their own have more time. The board moves while it lasts, so whoever
-    watches this process waits as well, unless the event loop itself stands still.
+    watches this process waits as well, unless the event loop itself is blocked.
     """
     arguments = {index: _arguments(reward, answers, index) for index in call.picked}
     limit = call.timeout + max(own_seconds(reward.function, a) for a in arguments.values())
@@ -208,13 +208,24 @@ def _batch_arguments(reward: Loaded, answers: Answers, picked: Sequence[int]) ->
     texts = [answers.completions[index] for index in picked]
     if accepts("prompts"):
         arguments["prompts"] = _own_copy(prompts)
-    if reward.signature.names_groups:
+    if reward.signature.names("group_ids"):
         arguments["group_ids"] = [answers.groups[index] for index in picked]
-    arguments["completions"] = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
+    if reward.signature.names("texts"):
+        arguments["texts"] = texts
+    if accepts("completions"):
+        arguments["completions"] = [
+            text if isinstance(prompt, str) else _conversation(text, answers.columns[index])
+            for index, prompt, text in zip(picked, prompts, texts, strict=True)
+        ]
     return arguments
+
+
+def _conversation(text: str, columns: Mapping[str, Any]) -> list[Any]:
+    """The messages of an answer; of an episode all that were exchanged, as in TRL."""
+    episode = columns.get("episode")
+    if isinstance(episode, Mapping) and "messages" in episode:
+        return _own_copy(episode["messages"])
+    return [{"role": "assistant", "content": text}]
 
 
 def _own_copy(value: Any) -> Any:
@@ -293,10 +304,10 @@ def _what_happened(error: BaseException, function: Callable[..., Any]) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if frame.filename != __file__]
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    places = [frame for frame in frames if frame.filename == own] or frames
-    if not places:
+    shown = [frame for frame in frames if frame.filename == own] or frames
+    if not shown:
         return what
-    return f"{what} ({Path(places[-1].filename).name}:{places[-1].lineno}, in {places[-1].name})"
+    return f"{what} ({Path(shown[-1].filename).name}:{shown[-1].lineno}, in {shown[-1].name})"
 
 
 def hung(seconds: float) -> str:

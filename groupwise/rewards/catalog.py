@@ -47,7 +47,7 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
     """
     if name in BUILTIN:
         return BUILTIN[name]
-    place, colon, function = name.rpartition(":")
+    module, colon, function = name.rpartition(":")
     if not colon:
         known = [*BUILTIN, *TASKS_OWN]
         raise RewardError(
@@ -55,13 +55,13 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
             f"Built in are: {', '.join(known)}. "
             "Your own is file.py:function or package.module:function; a reward model, model:FOLDER"
         )
-    if not place or not function.isidentifier():
+    if not module or not function.isidentifier():
         raise RewardError(f"reward {name!r} must be file.py:function or package.module:function")
-    if not place.endswith(".py"):
+    if not module.endswith(".py"):
         return name
     folder = Path(base_folder) if base_folder is not None else Path.cwd()
     try:
-        file = existing_file(folder / Path(place).expanduser())
+        file = existing_file(folder / Path(module).expanduser())
     except ConfigError as error:
         raise RewardError(f"reward {name!r}: {error}") from error
     return f"{file}:{function}"

@@ -22,7 +22,7 @@ from groupwise.rewards.tags import tag_content
 MAX_OUTPUT = 100_000
 MAX_PROGRAM = 100_000
 
-_SEATS: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
+_SLOTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ async def code_tests(
     if program is None or not tests:
         return 0.0
     passed = 0
-    async with _seat():  # for all tests, so that answers are finished one after the other
+    async with _slot():  # for all tests, so that answers are finished one after the other
         for test in tests:
             ran = await _run(program, str(test.get("input", "")), seconds, memory_mb)
             if ran.exit_code is None:
@@ -79,9 +79,8 @@ async def code_tests(
 def program_of(text: str) -> str | None:
     """The last fenced block that is closed, else what the only `<answer>` pair holds, else None."""
     parts = text.split("```")
-    last = (
-        len(parts) - 1
-    ) // 2 * 2 - 1  # of a, code, b, code, c: the last odd one with a successor
+    # Of a, code, b, code, c: the last one at an odd position that another follows.
+    last = (len(parts) - 1) // 2 * 2 - 1
     program = tag_content(text, "answer")
     if last > 0:
         first_line, newline, rest = parts[last].partition("\n")
@@ -96,7 +95,7 @@ async def run_python(
     program: str, stdin: str = "", seconds: float = 5.0, memory_mb: int = 512
 ) -> Ran:
     """Run a program under the limits. Not more of them at once than there are cores."""
-    async with _seat():
+    async with _slot():
         return await _run(program, stdin, seconds, memory_mb)
 
 
@@ -111,9 +110,9 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _seat() -> asyncio.Semaphore:
+def _slot() -> asyncio.Semaphore:
     """A semaphore belongs to the event loop that it was first waited for in."""
     loop = asyncio.get_running_loop()
-    if loop not in _SEATS:
-        _SEATS[loop] = asyncio.Semaphore(os.cpu_count() or 1)
-    return _SEATS[loop]
+    if loop not in _SLOTS:
+        _SLOTS[loop] = asyncio.Semaphore(os.cpu_count() or 1)
+    return _SLOTS[loop]

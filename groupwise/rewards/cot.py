@@ -37,7 +37,7 @@ _CHARACTERS = str.maketrans(
     {"×": "*", "·": "*", "∙": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"}
     | dict.fromkeys("$€£", None)
 )
-_DRESS = (
+_NOTATION = (
     (re.compile(r"\\times|\\cdot"), "*"),
     (re.compile(r"\\div"), "/"),
     (re.compile(r"\\[dt]?frac ?\{([0-9. ]{1,20})\} ?\{([0-9. ]{1,20})\}"), r"((\1)/(\2))"),
@@ -100,22 +100,22 @@ def cot_bonus(completion: str) -> float:
     +0.2 for 2 to 12 numbered steps; +0.1 for each right calculation, up to 0.3; -0.1 for each wrong
     one, down to -0.3; +0.1 for three different reasoning words.
     """
-    found = cot_features(completion)
-    tenths = 2 * (2 <= found.steps <= 12) + (found.reasoning_words >= 3)
-    tenths += min(found.right_calculations, 3) - min(found.wrong_calculations, 3)
+    features = cot_features(completion)
+    tenths = 2 * (2 <= features.steps <= 12) + (features.reasoning_words >= 3)
+    tenths += min(features.right_calculations, 3) - min(features.wrong_calculations, 3)
     return tenths / 10
 
 
 def reasoning_quality(text: str) -> float:
     """From 0 to 1: 0.4 for three numbered steps, 0.4 for two calculations if all are right, 0.2 for
     three different reasoning words; parts of it for parts of that."""
-    found = cot_features(text)
-    all_calculations = found.right_calculations + found.wrong_calculations
-    share_right = found.right_calculations / all_calculations if all_calculations else 0.0
+    features = cot_features(text)
+    all_calculations = features.right_calculations + features.wrong_calculations
+    share_right = features.right_calculations / all_calculations if all_calculations else 0.0
     return (
-        0.4 * min(found.steps, 3) / 3
-        + 0.4 * share_right * min(found.right_calculations, 2) / 2
-        + 0.2 * min(found.reasoning_words, 3) / 3
+        0.4 * min(features.steps, 3) / 3
+        + 0.4 * share_right * min(features.right_calculations, 2) / 2
+        + 0.2 * min(features.reasoning_words, 3) / 3
     )
 
 
@@ -163,17 +163,17 @@ def calculations(text: str) -> dict[str, bool]:
     calculations("2+3 = 5, so 5 x 2 = 11") == {"2+3=5": True, "5*2=11": False}
     """
     text = text[:MAX_TEXT].translate(_CHARACTERS)
-    for pattern, replacement in _DRESS:
+    for pattern, replacement in _NOTATION:
         text = pattern.sub(replacement, text)
-    found: dict[str, bool] = {}
+    verdicts: dict[str, bool] = {}
     for left, right in _equations(text):
         values = _value(left), _value(right)
         if values[0] is not None and values[1] is not None:
             written = f"{left}={right}".replace(" ", "").replace("\t", "")
-            found[written] = _equal(left, right, values[0], values[1])
-            if len(found) == MAX_CALCULATIONS:
+            verdicts[written] = _equal(left, right, values[0], values[1])
+            if len(verdicts) == MAX_CALCULATIONS:
                 break
-    return found
+    return verdicts
 
 
 def _equations(text: str) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,9 @@
-"""nanoAhaMoment's and GRPO-Zero's rewards for Countdown, on the columns `numbers` and `target`.
+"""Countdown's judge, and nanoAhaMoment's and GRPO-Zero's rewards, on `numbers` and `target`.
 
-Both ask for `<think>…</think>` and `<answer>…</answer>` with an expression in it. They differ in
-what a broken form is worth. Where this deviates from both: expressions are evaluated by a parser
-and never by `eval`, whitespace between the two parts is free, and tags that are repeated count as
-absent. Values are exact, so an expression that only comes close is wrong.
+Both rewards ask for `<think>…</think>` and `<answer>…</answer>` with an expression in it. They
+differ in what a broken form is worth. Where this deviates from both: expressions are evaluated by a
+parser and never by `eval`, whitespace between the two parts is free, and tags that are repeated
+count as absent. Values are exact, so an expression that only comes close is wrong.
 """
 
 from groupwise.rewards.expressions import ExpressionError, evaluate
@@ -38,11 +38,32 @@ def equation(completion: str, numbers: list[int], target: int) -> float:
 
     Of both systems: the form around the only `<answer>` pair does not matter here.
     """
+    return float(_reaches(tag_content(completion, "answer"), numbers, target))
+
+
+def correct(completion: str, numbers: list[int], target: int) -> bool:
+    """Whether the answer's expression has the target's value and uses each number exactly once."""
+    return _reaches(extract(completion), numbers, target)
+
+
+def extract(completion: str) -> str | None:
+    """The expression in the only `<answer>` pair that ends the text, without spaces.
+
+    None where it is not an expression, or where it has no value.
+    """
     content = tag_content(completion, "answer")
-    if content is None:
-        return 0.0
+    if content is None or not completion.rstrip().endswith("</answer>"):
+        return None
     try:
-        found = evaluate(content)
+        evaluate(content)
     except ExpressionError:
-        return 0.0
-    return float(found.value == target and sorted(found.numbers) == sorted(numbers))
+        return None
+    return "".join(content.split())
+
+
+def _reaches(expression: str | None, numbers: list[int], target: int) -> bool:
+    try:
+        evaluated = evaluate(expression or "")
+    except ExpressionError:
+        return False
+    return evaluated.value == target and sorted(evaluated.numbers) == sorted(numbers)

@@ -9,6 +9,7 @@ bounded, so hostile text costs no more than honest text. There is no power opera
 characters would be enough to fill the memory.
 """
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -18,6 +19,7 @@ MAX_DIGITS = 20
 
 _DIGITS = frozenset("0123456789")
 _SYMBOLS = frozenset("+-*/()")
+_TOKEN = re.compile(r"[0-9]+|\S")
 
 
 class ExpressionError(ValueError):
@@ -45,16 +47,9 @@ def evaluate(text: str) -> Evaluated:
 def _tokens(text: str) -> list[str]:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"longer than {MAX_LENGTH} characters")
-    tokens: list[str] = []
-    in_number = False
-    for character in text:
-        if character in _DIGITS and in_number:
-            tokens[-1] += character
-        elif character in _DIGITS or character in _SYMBOLS:
-            tokens.append(character)
-        elif not character.isspace():
-            raise ExpressionError(f"unexpected character {character!r}")
-        in_number = character in _DIGITS
+    for token in (tokens := _TOKEN.findall(text)):
+        if token[0] not in _DIGITS and token not in _SYMBOLS:
+            raise ExpressionError(f"unexpected character {token!r}")
     return tokens
 
 

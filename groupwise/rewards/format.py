@@ -21,10 +21,10 @@ def tags(completion: str, names: Sequence[str] = ("think", "answer")) -> float:
     wanted = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     if not wanted:
         return 0.0
-    reached, found = 0, 0
+    reached, counted = 0, 0
     for tag in wanted:
         position = completion.find(tag)
         if position >= reached and completion.find(tag, position + 1) < 0:
-            found += 1
+            counted += 1
             reached = position + len(tag)
-    return found / len(wanted)
+    return counted / len(wanted)

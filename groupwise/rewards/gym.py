@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from groupwise.errors import ConfigError, MissingExtraError
+from groupwise.extensions import nearest
 from groupwise.rewards.tags import tag_content
 
 MAX_ANSWER = 4000
@@ -90,11 +91,8 @@ def dataset_of(name: str, seed: int, size: int, options: str) -> Any:
     except ImportError as error:
         raise MissingExtraError("reasoning-gym", "gym") from error
     if name not in DATASETS:
-        import difflib
-
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(sorted(DATASETS))}"
-        raise ConfigError(f"reasoning-gym has no task {name!r}; {hint}")
+        known = nearest(name, DATASETS) or f"; it has: {', '.join(sorted(DATASETS))}"
+        raise ConfigError(f"reasoning-gym has no task {name!r}{known}")
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=size, **json.loads(options))
     except (TypeError, ValueError, AssertionError) as error:

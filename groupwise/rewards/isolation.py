@@ -1,7 +1,7 @@
-"""Where reward functions run: a worker process that can be killed, or a thread that can be left.
+"""Where reward functions run: a worker process that can be killed, or a thread that cannot.
 
-Both have the same two methods: `give` them a batch, then `run` calls on it. An outcome tells which
-answers were scored, which failed, and whether the call got stuck: hung, crashed, failed as a whole.
+Both are a `Runner`: `set_answers` takes a batch, then `run` scores some of it. The outcome says
+which answers were scored, which failed, and why others are left: hung, crashed, failed as a whole.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from groupwise.errors import RewardError
 from groupwise.rewards.base import Score, Signature, check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, hung, perform
-from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
+from groupwise.rewards.messages import Done, Failure, Load, Refused
 
 IMPORT_SECONDS = 300.0
 """How long a user's module may take to import: it may load torch, or a model."""
@@ -40,13 +40,13 @@ class Outcome:
     """Why answers are left that have neither a score nor a failure."""
 
 
-class Place(Protocol):
+class Runner(Protocol):
     @property
     def count(self) -> int:
         """How many rewards are loaded here; a call names one by its position."""
         ...
 
-    def give(self, answers: Answers) -> None: ...
+    def set_answers(self, answers: Answers) -> None: ...
 
     def run(self, call: Call) -> Outcome: ...
 
@@ -55,10 +55,14 @@ class WorkerDied(Exception):
     pass
 
 
-class Worker:
-    """A process of our own that imports the functions and scores; killed and restarted at need."""
+class WorkerProcess:
+    """A process of our own that imports the functions and scores; killed and restarted at need.
 
-    def __init__(self) -> None:
+    One that is `shared` keeps no asynchronous functions: they get a process of their own.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._shared = shared
         self._loads: list[Load] = []
         self._signatures: list[Signature] = []
         self._answers: Answers | None = None
@@ -66,7 +70,7 @@ class Worker:
 
     def load(self, reference: str, options: Mapping[str, Any]) -> Signature:
         """Import a function there. Raises RewardError when that fails."""
-        load = Load(reference, dict(options))
+        load = Load(reference, dict(options), self._shared)
         try:
             reply = self._ask(load, IMPORT_SECONDS)
         except (WorkerDied, OSError) as death:
@@ -75,21 +79,16 @@ class Worker:
         if isinstance(reply, Refused):
             raise RewardError(reply.why)
         assert isinstance(reply, Signature), reply
-        self._loads.append(load)
-        self._signatures.append(reply)
+        if load.keeps(reply):
+            self._loads.append(load)
+            self._signatures.append(reply)
         return reply
 
     @property
     def count(self) -> int:
         return len(self._loads)
 
-    def unload(self) -> None:
-        """Forget the reward that was loaded last."""
-        self._loads.pop()
-        self._signatures.pop()
-        self._ask(Unload(), IMPORT_SECONDS)
-
-    def give(self, answers: Answers) -> None:
+    def set_answers(self, answers: Answers) -> None:
         self._revive()
         self._answers = answers
         try:
@@ -146,15 +145,7 @@ class Worker:
             board.flush()
             self._board = Board(board.fileno())
             inherited = (theirs.fileno(), board.fileno(), watched)
-            path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "groupwise.rewards.worker", *map(str, inherited)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=inherited,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is for the parent, which then closes us
-            )
+            self._process = start_worker("groupwise.rewards.worker", inherited)
         theirs.close()
         os.close(watched)
         self._connection = Connection(ours.detach())
@@ -179,19 +170,14 @@ class Worker:
         except (WorkerDied, OSError) as death:
             raise RewardError(f"the rewards' process does not stay: it {death}") from None
 
-    def _ask(self, message: Load | Unload | Answers, seconds: float) -> Any:
+    def _ask(self, message: Load | Answers, seconds: float) -> Any:
         self._connection.send(message)
         return self._receive(seconds)
 
     def _receive(self, seconds: float, grace: float = 0.0) -> Any:
         """The next message, as long as the board shows progress at least every `seconds`."""
-        progress, since = self._board.progress, time.monotonic()
-        while not self._connection.poll(_POLL_SECONDS):
-            now = time.monotonic()
-            if self._board.progress != progress:
-                progress, since = self._board.progress, now
-            elif now - since > seconds + grace:
-                raise WorkerDied(hung(seconds))
+        if not _in_time(self._connection.poll, self._board, seconds + grace):
+            raise WorkerDied(hung(seconds))
         try:
             return self._connection.recv()
         except (EOFError, OSError):
@@ -202,12 +188,10 @@ class Worker:
             code = self._process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             return "closed the connection of its process to ours"
-        if code < 0:
-            return f"crashed its process ({signal.Signals(-code).name})"
-        return f"ended its process (exit code {code})"
+        return how_it_ended(code)
 
 
-class InThread:
+class RunnerThread:
     """For functions that no other process can import: lambdas, closures, those of the main script.
 
     A thread cannot be killed. One that hangs is left behind as a daemon, and a function stuck in C
@@ -228,11 +212,7 @@ class InThread:
     def count(self) -> int:
         return len(self._rewards)
 
-    def unload(self) -> None:
-        """Forget the reward that was loaded last."""
-        self._rewards.pop()
-
-    def give(self, answers: Answers) -> None:
+    def set_answers(self, answers: Answers) -> None:
         self._answers = answers
 
     def run(self, call: Call) -> Outcome:
@@ -249,10 +229,35 @@ class InThread:
         thread = threading.Thread(
             target=perform, args=(reward, self._answers, call, board, failed), daemon=True
         )
-        hangs = _hangs(thread, board, call.timeout + _grace(reward.signature))
-        scores, failures = board.scores(len(call.picked)), dict(failures)
-        stuck = hung(call.timeout) if hangs else whole[0] if whole else None
-        return Outcome(scores, failures, stuck)
+
+        def ended(seconds: float) -> bool:
+            thread.join(seconds)
+            return not thread.is_alive()
+
+        thread.start()
+        in_time = _in_time(ended, board, call.timeout + _grace(reward.signature))
+        stuck = hung(call.timeout) if not in_time else whole[0] if whole else None
+        return Outcome(board.scores(len(call.picked)), dict(failures), stuck)
+
+
+def start_worker(module: str, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
+    """`python -m module` in a session of its own, with these file descriptors as arguments."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *map(str, inherited)],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        pass_fds=tuple(inherited),
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is for the parent, which then closes us
+    )
+
+
+def how_it_ended(code: int) -> str:
+    """From the exit code of a process, negative for a signal."""
+    if code < 0:
+        return f"crashed its process ({signal.Signals(-code).name})"
+    return f"ended its process (exit code {code})"
 
 
 def _grace(signature: Signature) -> float:
@@ -260,17 +265,16 @@ def _grace(signature: Signature) -> float:
     return 0.5 if signature.asynchronous and not signature.batch else 0.0
 
 
-def _hangs(thread: threading.Thread, board: Board, seconds: float) -> bool:
-    thread.start()
+def _in_time(wait: Callable[[float], bool], board: Board, seconds: float) -> bool:
+    """Wait until `wait` returns True. False once the board shows no progress for `seconds`."""
     progress, since = board.progress, time.monotonic()
-    while thread.is_alive():
-        thread.join(_POLL_SECONDS)
+    while not wait(_POLL_SECONDS):
         now = time.monotonic()
         if board.progress != progress:
             progress, since = board.progress, now
-        elif now - since > seconds and thread.is_alive():
-            return True
-    return False
+        elif now - since > seconds:
+            return False
+    return True
 
 
 def importable(function: Callable[..., Any]) -> str | None:

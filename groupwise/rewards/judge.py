@@ -160,10 +160,10 @@ def messages(
 
 def score_of(reply: str) -> float | None:
     """The last `score: N` of a reply as a share of the scale; None if there is none, or too big."""
-    found = _SCORE.findall(reply[-2000:])
-    if not found or float(found[-1]) > SCALE:
+    scores = _SCORE.findall(reply[-2000:])
+    if not scores or float(scores[-1]) > SCALE:
         return None
-    return float(found[-1]) / SCALE
+    return float(scores[-1]) / SCALE
 
 
 def default_folder() -> Path:
@@ -301,7 +301,7 @@ def _stored(file: Path | None) -> float | None:
 
 
 def _store(file: Path | None, reply: str) -> None:
-    """Written aside and renamed, since several processes may share the folder."""
+    """Written to a temporary file and renamed, since several processes may share the folder."""
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)

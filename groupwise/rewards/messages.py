@@ -8,18 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from groupwise.rewards.base import Signature
+
 
 @dataclass(frozen=True)
 class Load:
-    """Import this function and keep it: the n-th loaded is reward n of a call."""
+    """Import this function and keep it: the n-th that is kept is reward n of a call.
+
+    A worker that is shared keeps no asynchronous ones: they run in one of their own.
+    """
 
     reference: str
     options: Mapping[str, Any]
+    shared: bool
 
-
-@dataclass(frozen=True)
-class Unload:
-    """Forget the function that was loaded last: it runs elsewhere."""
+    def keeps(self, signature: Signature) -> bool:
+        return not (self.shared and signature.asynchronous)
 
 
 @dataclass(frozen=True)

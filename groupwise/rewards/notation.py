@@ -1,10 +1,11 @@
-"""Writing answers plainly: LaTeX, Markdown and Unicode dress taken off, the substance kept.
+"""Answers as plain text: LaTeX, Markdown and Unicode markup is removed, the content stays.
 
 The input is hostile, so every pattern here is linear and the callers bound its length first.
 """
 
 import re
 import unicodedata
+from functools import cache
 
 LIMIT = 1000
 """Longer than this nothing is an answer to compare."""
@@ -22,16 +23,10 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
         **dict.fromkeys("’‘ʼ", "'"),
         **dict.fromkeys("“”", '"'),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
         **_VULGAR,
         "⁄": "/",
         "∕": "/",
         "÷": "/",
-        "＋": "+",
-        "％": "%",
-        "＄": "$",
-        "，": ",",
-        "．": ".",
         "∙": "·",
         "⋅": "·",
     }
@@ -49,9 +44,9 @@ _NAMED = (
     (re.compile(r"\\%"), "%"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\^ ?(?:\\circ\b|\{ ?\\circ ?\})|\\degree\b"), "°"),
-    (re.compile(r"\\times\b"), "×"),
-    (re.compile(r"\\cdot\b"), "·"),
-    (re.compile(r"\\(?:approx|simeq|sim)\b"), "≈"),
+    (re.compile(r"\\times(?![A-Za-z])"), "×"),
+    (re.compile(r"\\cdot(?![A-Za-z])"), "·"),
+    (re.compile(r"\\(?:approx|simeq|sim)(?![A-Za-z])"), "≈"),
     (re.compile(r"\\pounds\b"), "£"),
     (re.compile(r"\\euro\b"), "€"),
 )
@@ -59,13 +54,29 @@ _SPACES = re.compile(r"\s+")
 _POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")
 
 
+def ascii_digits(text: str) -> str:
+    """Digits of all scripts as 0-9, full-width letters and signs as usual ones, without marks that
+    are not seen (of direction, of width zero)."""
+    return text if text.isascii() else "".join(map(_usual, text))
+
+
+@cache
+def _usual(character: str) -> str:
+    if "\uff01" <= character <= "\uff5e":
+        return chr(ord(character) - 0xFEE0)
+    category = unicodedata.category(character)
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
+    return "" if category == "Cf" else {"٫": ".", "٬": ","}.get(character, character)
+
+
 def plain(text: str) -> str:
-    """The answer without its dress: `$\\boxed{1{,}234\\text{ km}}$` becomes `1,234 km`.
+    """The answer without markup: `$\\boxed{1{,}234\\text{ km}}$` becomes `1,234 km`.
 
     What LaTeX is left afterwards means something (\\sqrt, \\pi, ...). Takes up to LIMIT characters.
     """
     assert len(text) <= LIMIT
-    text = text.replace("\\$", _CURRENCY_MARK)
+    text = ascii_digits(text).replace("\\$", _CURRENCY_MARK)
     text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
     text = text.translate(_CHARACTERS)
     text = _SPACING.sub(" ", text)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from groupwise.rewards.notation import LIMIT, plain
+from groupwise.rewards.statements import denied, stated
 
 MAX_DIGITS = 400
 """Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
@@ -107,11 +108,15 @@ _UNITS: dict[str, tuple[str, Fraction]] = {
 # Single letters that are units after a number; any other is a variable: 5x is not 5.
 _UNIT_LETTERS = set("mgshlLNJWVAKCF°")
 _AREA = re.compile(
-    r"(?<![A-Za-z])(mm|cm|dm|km|m|in|inch|inches|ft|feet|yd|mi|miles?|units?) ?"
-    r"(?:\^ ?\{? ?[23] ?\}?|[23]\b)"
+    r"(?<![A-Za-z])(mm|cm|dm|km|m|in|inch|inches|ft|feet|yd|mi|miles?|units?) ?([23])\b"
+)
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z]) ?(?:\^|\*\*) ?\{? ?(-?[1-4]) ?\}?")
+_SUPERSCRIPTS = str.maketrans("-1234", "⁻¹²³⁴")
+_RECIPROCAL = re.compile(
+    r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(?:\^|\*\*) ?[{(]{0,2} ?-([0-9]{1,3}) ?[)}]{0,2}"
 )
 _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
-_WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/°%?-]*")
+_WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
 _CLOCK = re.compile(r"\b([ap])\. ?m\.")
 _DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _RATE = re.compile(r"/| per ")
@@ -164,7 +169,7 @@ def read_quantity(text: str) -> Quantity | None:
         return None
     if _BARE.fullmatch(text):
         return Quantity(Fraction(text))
-    text = plain(text)
+    text = stated(plain(text))
     if is_date(text):
         return None
     for pattern in _FRACTIONS:
@@ -173,7 +178,9 @@ def read_quantity(text: str) -> Quantity | None:
     right = _right_side(_CLOCK.sub(r"\1m", " ".join(text.split())))
     if right is None:
         return None
-    text = _AREA.sub(r"\1", right)
+    if (reciprocal := _RECIPROCAL.fullmatch(right)) is not None:
+        return _reciprocal(Fraction(reciprocal[1]), int(reciprocal[2]))
+    text = _UNIT_POWER.sub(lambda m: m[1].translate(_SUPERSCRIPTS), _AREA.sub(r"\1^\2", right))
     power = _POWER_OF_TEN.search(text)
     if power and (prefix := _prefix(text[: power.start()])) and abs(int(power[1])) <= MAX_DIGITS:
         return Quantity(prefix.sign * Fraction(10) ** int(power[1]))
@@ -181,6 +188,13 @@ def read_quantity(text: str) -> Quantity | None:
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
+
+
+def _reciprocal(base: Fraction, power: int) -> Quantity | None:
+    """2^{-3} is a way to write 1/8. (2^3 is none to write 8: it leaves the work undone.)"""
+    if not base or power * len(str(max(base.numerator, base.denominator))) > MAX_DIGITS:
+        return None
+    return Quantity(1 / base**power)
 
 
 def is_date(text: str) -> bool:
@@ -210,7 +224,7 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
         percent, other = (a, b) if a.percent else (b, a)
         return other.value in (percent.value, percent.value / 100)
     if a.unit and b.unit:
-        (dimension_a, factor_a), (dimension_b, factor_b) = _UNITS[a.unit], _UNITS[b.unit]
+        (dimension_a, factor_a), (dimension_b, factor_b) = _unit(a.unit), _unit(b.unit)
         return dimension_a == dimension_b and a.value * factor_a == b.value * factor_b
     return a.value == b.value
 
@@ -227,7 +241,7 @@ def _right_side(text: str) -> str | None:
 
 def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     prefix, value = _prefix(text[: match.start()]), _value(match)
-    if prefix is None or value is None:
+    if prefix is None or value is None or denied(text[: match.start()], text[match.end() :]):
         return None
     value, after, currency = prefix.sign * value, text[match.end() :], prefix.currency
     if after[:1] in _LETTER_SCALES and not after[1:2].isalnum() and (currency or after[0] in "kK"):
@@ -238,16 +252,24 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
         currency, after = after[0], after[1:].strip()
     if not _WORDS_AFTER.fullmatch(after) or _DANGLING.search(after):
         return None
-    words = re.findall(r"[A-Za-z°]+", after)
-    if any(len(word) == 1 and word not in _UNIT_LETTERS for word in words):
+    words = re.findall(r"[A-Za-z°]+[⁻¹²³⁴]*", after)
+    letters = [word.rstrip("⁻¹²³⁴") for word in words]
+    if any(len(word) == 1 and word not in _UNIT_LETTERS for word in letters):
         return None
     while words and words[0].lower() in _SCALES:
         value *= _SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
-    unit = currency or (measure if measure in _UNITS else None)
+    unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)
+
+
+def _unit(name: str) -> tuple[str, Fraction]:
+    """Dimension and factor: _unit("cm²") == ("length²", Fraction(1, 10000))"""
+    dimension, factor = _UNITS[name.rstrip("²³")]
+    power = {"²": 2, "³": 3}.get(name[-1], 1)
+    return dimension + name[len(name.rstrip("²³")) :], factor**power
 
 
 @dataclass(frozen=True)

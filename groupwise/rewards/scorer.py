@@ -6,18 +6,19 @@ signature has them for its one call. If that call fails as a whole, it is called
 a time to find the one that does it; with `on_error="skip"` the others' scores are those.
 
 An asynchronous function says that it waits for something, so it gets a worker of its own: while a
-judge or a program takes its time, the other rewards go on. Within one place they take turns.
+judge or a program takes its time, the other rewards go on. Within one worker they take turns.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from groupwise.errors import RewardError, quoted
-from groupwise.rewards.base import Reward, Score, Signature, check_arguments
+from groupwise.rewards.base import Reward, Score, Signature, check_arguments, signature_of
 from groupwise.rewards.call import CAPACITY, LARGEST_SCORE, Answers, Call
-from groupwise.rewards.isolation import InThread, Place, Worker, importable
+from groupwise.rewards.isolation import Runner, RunnerThread, WorkerProcess, importable
 from groupwise.types import Problem
 
 logger = logging.getLogger("groupwise")
@@ -30,7 +31,7 @@ class Scorer:
         scorer.score([problem, problem], ["<answer>4</answer>", "no idea"])  # {"right": [1.0, 0.0]}
 
     Loading fails early: a function that cannot be found or called raises here, not at step 1.
-    `errors` counts what `on_error="skip"` has cost so far. Not for several threads at once.
+    `errors` counts what `on_error="skip"` has cost so far.
     """
 
     def __init__(
@@ -43,20 +44,28 @@ class Scorer:
         self.timeout = timeout
         self.on_error: Literal["stop", "skip"] = on_error
         self.errors = 0
-        self._worker: Worker | None = None
-        self._own_workers: list[Worker] = []
-        self._thread = InThread()
-        self._lines: list[tuple[int, str]] = []
-        self._where: list[tuple[Place, int]] = []
+        self._turn = threading.Lock()
+        self._worker: WorkerProcess | None = None
+        self._own_workers: list[WorkerProcess] = []
+        self._thread = RunnerThread()
+        self._skipped: list[tuple[int, str]] = []
+        """The number of a reward, and a line about its failure."""
+        self._runners: list[tuple[Runner, int]] = []
+        """For each reward, what runs it and its position there."""
         self._signatures: list[Signature] = []
         try:
             for reward in self.rewards:
-                place, signature = self._load(reward)
-                self._where.append((place, place.count - 1))
+                runner, signature = self._load(reward)
+                self._runners.append((runner, runner.count - 1))
                 self._signatures.append(signature)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def wants_ids(self) -> bool:
+        """Whether a reward names `completion_ids`, which are then one more column."""
+        return any("completion_ids" in (*s.required, *s.optional) for s in self._signatures)
 
     def __enter__(self) -> "Scorer":
         return self
@@ -76,58 +85,59 @@ class Scorer:
     ) -> dict[str, list[Score]]:
         """By reward, the score of each answer: completions[i] answers problems[i].
 
-        Answers to one problem that stand side by side are a group.
+        Neighbouring answers to one problem are a group. Threads take turns.
         """
+        with self._turn:
+            return self._score_batch(problems, completions)
+
+    def _score_batch(
+        self, problems: Sequence[Problem], completions: Sequence[str]
+    ) -> dict[str, list[Score]]:
         assert len(problems) == len(completions), (len(problems), len(completions))
         columns = {name for p in problems for name in p.columns} - set(NOT_COLUMNS)
-        if not completions:
+        if not completions or not self.rewards:  # an environment may give the only reward
             return {reward.name: [] for reward in self.rewards}
         for reward, signature in zip(self.rewards, self._signatures, strict=True):
             check_arguments(reward, signature, columns)
             _check_each(reward, signature, problems)
-        wanted = {c for c in columns if any(s.accepts(c) for s in self._signatures)}
+        wanted = {c for c in columns if any(s.accepts(c) for s in self._signatures)} | {"episode"}
         answers = _answers(problems, completions, wanted)
-        places: dict[int, tuple[Place, list[int]]] = {}
-        for number, (place, _) in enumerate(self._where):
-            places.setdefault(id(place), (place, []))[1].append(number)
+        numbers_of: dict[Runner, list[int]] = {}
+        for number, (runner, _) in enumerate(self._runners):
+            numbers_of.setdefault(runner, []).append(number)
 
-        def score_at(place: Place, numbers: list[int]) -> dict[int, list[Score]]:
-            place.give(answers)
-            return {n: self._score_all(n, problems, completions) for n in numbers}
+        def score_at(runner: Runner) -> dict[int, list[Score]]:
+            runner.set_answers(answers)
+            return {n: self._score_all(n, problems, completions) for n in numbers_of[runner]}
 
         try:
-            found = _side_by_side(score_at, list(places.values()))
+            scores = _side_by_side(score_at, list(numbers_of))
         finally:
-            # In the recipe's order, whichever place was first to find something.
-            for _, line in sorted(self._lines, key=lambda item: item[0]):
+            # In the recipe's order, whichever runner was the first to fail.
+            for _, line in sorted(self._skipped, key=lambda item: item[0]):
                 logger.warning("%s; left unscored (on_reward_error: skip)", line)
-            self.errors += len(self._lines)
-            self._lines.clear()
-        return {reward.name: found[number] for number, reward in enumerate(self.rewards)}
+            self.errors += len(self._skipped)
+            self._skipped.clear()
+        return {reward.name: scores[number] for number, reward in enumerate(self.rewards)}
 
-    def _load(self, reward: Reward) -> tuple[Place, Signature]:
+    def _load(self, reward: Reward) -> tuple[Runner, Signature]:
         function = reward.function
         reference = function if isinstance(function, str) else importable(function)
         if reference is not None:
             if self._worker is None:
-                self._worker = Worker()
+                self._worker = WorkerProcess(shared=True)
             try:
                 signature = self._worker.load(reference, reward.options)
                 if not signature.asynchronous:
                     return self._worker, signature
-                self._worker.unload()
-                self._own_workers.append(Worker())
+                self._own_workers.append(WorkerProcess())
                 return self._own_workers[-1], self._own_workers[-1].load(reference, reward.options)
             except RewardError:
                 if isinstance(function, str):
                     raise
         assert not isinstance(function, str)
-        signature = self._thread.load(function, reward.options)
-        if not signature.asynchronous:
-            return self._thread, signature
-        self._thread.unload()
-        own = InThread()
-        return own, own.load(function, reward.options)
+        thread = RunnerThread() if signature_of(function).asynchronous else self._thread
+        return thread, thread.load(function, reward.options)
 
     def _score_all(
         self, number: int, problems: Sequence[Problem], completions: Sequence[str]
@@ -146,7 +156,7 @@ class Scorer:
         completions: Sequence[str],
     ) -> dict[int, Score]:
         """The scores of the picked answers, whatever the function does to us meanwhile."""
-        place, position = self._where[number]
+        runner, position = self._runners[number]
         signature = self._signatures[number]
         together = signature.batch or signature.asynchronous
         scores: dict[int, Score] = {}
@@ -158,7 +168,7 @@ class Scorer:
         rest = list(picked)
         while rest:
             call = Call(position, tuple(rest), self.on_error == "stop", self.timeout)
-            outcome = place.run(call)
+            outcome = runner.run(call)
             scores |= {rest[slot]: score for slot, score in outcome.scores.items()}
             for slot, what in outcome.failures.items():
                 fail(rest[slot], what)
@@ -193,13 +203,13 @@ class Scorer:
         if completion is not None:
             lines.append(f"the completion: {quoted(completion, 300)}")
         if self.on_error == "skip":
-            self._lines.append((number, "; ".join(lines)))
+            self._skipped.append((number, "; ".join(lines)))
             return
         lines.append(f"fix: {self._fix(what)}, or set on_reward_error: skip to leave it unscored")
         raise RewardError("\n  ".join(lines))
 
     def _failures_of(self, number: int) -> int:
-        return sum(reward == number for reward, _ in self._lines)
+        return sum(reward == number for reward, _ in self._skipped)
 
     def _fix(self, what: str) -> str:
         if what.startswith("did not return"):
@@ -213,29 +223,22 @@ class Scorer:
 
 
 def _side_by_side(
-    score_at: Callable[[Place, list[int]], dict[int, list[Score]]],
-    places: Sequence[tuple[Place, list[int]]],
+    score_at: Callable[[Runner], dict[int, list[Score]]], runners: Sequence[Runner]
 ) -> dict[int, list[Score]]:
-    """Every place's scores by reward. Where several raise, the first place's error is raised."""
-    if len(places) == 1:
-        return score_at(*places[0])
-    found: dict[int, list[Score]] = {}
-    with ThreadPoolExecutor(len(places), "rewards") as threads:
-        running = [threads.submit(score_at, place, numbers) for place, numbers in places]
-    for future in running:
-        found |= future.result()
-    return found
+    """Every runner's scores by reward. Where several raise, the first one's error is raised."""
+    if len(runners) == 1:
+        return score_at(runners[0])
+    with ThreadPoolExecutor(len(runners), "rewards") as threads:
+        running = [threads.submit(score_at, runner) for runner in runners]
+    return {number: scores for future in running for number, scores in future.result().items()}
 
 
 def _check_each(reward: Reward, signature: Signature, problems: Sequence[Problem]) -> None:
     """A function called per answer needs its columns in every problem, not in some."""
     if signature.batch or not signature.required:
         return
-    seen: set[int] = set()
-    for problem in problems:
-        if id(problem) not in seen:
-            seen.add(id(problem))
-            check_arguments(reward, signature, problem.columns)
+    for problem in {id(problem): problem for problem in problems}.values():
+        check_arguments(reward, signature, problem.columns)
 
 
 def _answers(problems: Sequence[Problem], completions: Sequence[str], wanted: set[str]) -> Answers:

@@ -5,6 +5,9 @@ linear scans. A tag that is repeated counts as absent, since a model that writes
 not decided on one.
 """
 
+OPENINGS = ("Let me solve this step by step.", "Let me think through this step by step.")
+"""Sentences that recipes put at the start of every answer, before its form begins."""
+
 
 def tag_content(text: str, tag: str) -> str | None:
     """What stands between the only `<tag>` and the only `</tag>`; None if absent or repeated.
@@ -19,17 +22,27 @@ def tag_content(text: str, tag: str) -> str | None:
     return text[start:end] if start <= end else None
 
 
-def think_answer_format(text: str) -> bool:
+def think_answer_format(completion: str) -> bool:
     """Whether the text is `<think>…</think>` and then `<answer>…</answer>`, and nothing else.
 
     Whitespace around and between the two is fine; an empty `<think></think>` is too.
     """
+    return two_part_format(completion, "think", "answer")
+
+
+def two_part_format(text: str, first: str, second: str) -> bool:
+    """Whether the text is one `<first>` pair and then one `<second>` pair, and nothing else but one
+    of OPENINGS before them."""
     text = text.strip()
-    if tag_content(text, "think") is None or tag_content(text, "answer") is None:
+    opening = next((known for known in OPENINGS if text.startswith(known)), "")
+    text = text.removeprefix(opening).lstrip()
+    if tag_content(text, first) is None or tag_content(text, second) is None:
         return False
-    thought, _, answer = text.partition("</think>")
-    return (
-        thought.startswith("<think>")
-        and answer.lstrip().startswith("<answer>")
-        and answer.endswith("</answer>")
-    )
+    before, _, after = text.partition(f"</{first}>")
+    opens = before.startswith(f"<{first}>") and after.lstrip().startswith(f"<{second}>")
+    return opens and after.endswith(f"</{second}>")
+
+
+def not_blank(completion: str) -> bool:
+    """The form of an answer where no prompt asks for an <answer> tag: any text at all."""
+    return bool(completion.strip())

@@ -4,7 +4,7 @@ It is started once and scores batch after batch, so that no process start is pai
 parent can kill it when a function never returns. Not a multiprocessing child: those import the
 user's main script again. The three arguments are inherited file descriptors. It imports no torch.
 
-In:   Load | Unload | Answers | Call
+In:   Load | Answers | Call
 Out:  Signature | Refused for a Load; any number of Failure and one Done for a Call; else Done
 """
 
@@ -17,13 +17,13 @@ from typing import Any
 from groupwise.extensions import load_object
 from groupwise.rewards.base import check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, perform
-from groupwise.rewards.messages import Done, Failure, Load, Refused, Unload
+from groupwise.rewards.messages import Done, Failure, Load, Refused
 
 
 def main(socket: int, board_file: int, lifeline: int) -> None:
     for descriptor in (socket, board_file, lifeline):
         os.set_inheritable(descriptor, False)
-    _die_with_parent(lifeline)
+    die_with_parent(lifeline)
     # What a function prints goes where errors go, line by line: standard output is the parent's.
     sys.stdout = sys.stderr
     connection, board = Connection(socket), Board(board_file)
@@ -40,9 +40,6 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
         match message:
             case Load():
                 connection.send(_loaded(message, rewards))
-            case Unload():
-                rewards.pop()
-                connection.send(Done())
             case Answers():
                 answers = message
                 connection.send(Done())
@@ -64,12 +61,13 @@ def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
         check_usable(function)
     except BaseException as error:
         return Refused(str(error))
-    rewards.append(Loaded(function, signature, wanted.options))
+    if wanted.keeps(signature):
+        rewards.append(Loaded(function, signature, wanted.options))
     return signature
 
 
-def _die_with_parent(lifeline: int) -> None:
-    """End when the parent does, however it ended and whatever a reward is doing just then."""
+def die_with_parent(lifeline: int) -> None:
+    """End when the parent does, however it ended and whatever their code is doing just then."""
 
     def watch() -> None:
         os.read(lifeline, 1)  # nobody ever writes: it returns when the parent's end is closed

@@ -1,16 +1,18 @@
 """From problems to groups of answers, and from answers to rewards."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
 from groupwise.config import RolloutSettings
-from groupwise.distributed.world import World
+from groupwise.distributed.world import ALONE, World
 from groupwise.policy.load import Policy
 from groupwise.policy.prompts import decode
-from groupwise.rewards.base import weighted
+from groupwise.rewards.base import Score, weighted
 from groupwise.rewards.length import overlong_penalty
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import Engine
+from groupwise.rollout.engine import Engine, wait_for
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.types import (
@@ -19,21 +21,48 @@ from groupwise.types import (
     Problem,
     Request,
     Sampling,
-    group_from_json,
-    to_json,
 )
 
 Prompted = tuple[Problem, tuple[int, ...]]
 """A problem and its prompt's tokens."""
 
 
+class Episodes(Protocol):
+    """What makes of an answer an episode with an environment (groupwise.environments)."""
+
+    @property
+    def reward_weights(self) -> Mapping[str, float]:
+        """The environment's own reward and its weight; empty where it has none."""
+        ...
+
+    async def group(
+        self,
+        problem: Problem,
+        engine: Engine,
+        keys: Sequence[int],
+        samplings: Sequence[Sampling],
+        seed: int,
+    ) -> Group:
+        """One episode for each key, not yet scored."""
+        ...
+
+    def check(self, groups: Sequence[Group], world: World = ALONE) -> None:
+        """Say which episodes failed; raise where all of them did, on all ranks."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rollout:
-    """The scored groups of one step."""
+    """The scored groups of one step; of several ranks, those that this rank learns from."""
 
     groups: list[Group]
     drawn: int
-    """Problems drawn for them: more than len(groups) when dynamic sampling replaced some."""
+    """Problems drawn for the step: more than there are groups when dynamic sampling replaced
+    some."""
+    places: tuple[int, ...] = ()
+    """Where among the groups of the step each of these stands. Empty: they are all of them."""
+    total: int = 0
+    """Groups of the step, where there are `places`."""
 
 
 def sample_groups(
@@ -46,24 +75,81 @@ def sample_groups(
     seed: int,
     step: int | str,
     temperatures: tuple[float, float] | None = None,
+    episodes: Episodes | None = None,
 ) -> list[Group]:
-    """`group_size` answers to each problem, decoded and not yet scored.
+    """`group_size` answers to each problem, for those who can wait for the last of them."""
 
-    With `temperatures`, lowest and highest, a group's answers are spread evenly over them, the
-    first being the coolest; the engine is then asked once for each temperature.
+    async def gather() -> list[Group]:
+        groups = (
+            sample_group(
+                prompted,
+                engine,
+                policy,
+                sampling,
+                group_size=group_size,
+                seed=seed,
+                step=step,
+                temperatures=temperatures,
+                episodes=episodes,
+            )
+            for prompted in problems
+        )
+        return list(await asyncio.gather(*groups))
+
+    groups = wait_for(gather())
+    if episodes is not None:
+        episodes.check(groups)
+    return groups
+
+
+async def sample_group(
+    prompted: Prompted,
+    engine: Engine,
+    policy: Policy,
+    sampling: Sampling,
+    *,
+    group_size: int,
+    seed: int,
+    step: int | str,
+    temperatures: tuple[float, float] | None = None,
+    episodes: Episodes | None = None,
+) -> Group:
+    """`group_size` answers to one problem, decoded and not yet scored.
+
+    With `temperatures`, lowest and highest, the answers are spread evenly over them, the first
+    being the coolest, and each is a request of its own. With `episodes` each answer is one.
     """
-    requests = [
-        Request(tokens, tuple(_key(seed, step, problem, index) for index in range(group_size)))
-        for problem, tokens in problems
-    ]
+    problem, tokens = prompted
+    keys = tuple(_key(seed, step, problem, index) for index in range(group_size))
+    if episodes is not None:
+        samplings = _samplings(sampling, group_size, temperatures)
+        # Episodes of a group share the environment's seed.
+        shared = _key(seed, step, problem, -1)
+        return await episodes.group(problem, engine, keys, samplings, shared)
     if temperatures is None:
-        answers = engine.generate(requests, sampling)
+        completions = await engine.sample(Request(tokens, keys), sampling)
     else:
-        answers = _spread_answers(engine, requests, sampling, group_size, temperatures)
-    return [
-        Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
-        for (problem, tokens), completions in zip(problems, answers, strict=True)
-    ]
+        spread = spread_temperatures(group_size, *temperatures)
+        answers = await asyncio.gather(
+            *(
+                engine.sample(Request(tokens, (key,)), replace(sampling, temperature=temperature))
+                for key, temperature in zip(keys, spread, strict=True)
+            )
+        )
+        completions = tuple(
+            replace(answer, temperature=temperature)
+            for (answer,), temperature in zip(answers, spread, strict=True)
+        )
+    return Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
+
+
+def _samplings(
+    sampling: Sampling, group_size: int, temperatures: tuple[float, float] | None
+) -> list[Sampling]:
+    if temperatures is None:
+        return [sampling] * group_size
+    spread = spread_temperatures(group_size, *temperatures)
+    return [replace(sampling, temperature=temperature) for temperature in spread]
 
 
 def _key(seed: int, step: int | str, problem: Problem, index: int) -> int:
@@ -71,46 +157,22 @@ def _key(seed: int, step: int | str, problem: Problem, index: int) -> int:
     return answer_key(seed, step, problem.id, index, *again)
 
 
-def own_problems(world: World, problems: Sequence[Prompted]) -> list[Prompted]:
-    """This rank's share: every `size`-th."""
-    return list(problems[world.rank :: world.size])
-
-
-def gather_groups(world: World, own: Sequence[Group], problems: Sequence[Prompted]) -> list[Group]:
-    """The groups of all ranks, in the order of `problems`; `own` are those of `own_problems`."""
-    if world.size == 1:
-        return list(own)
-    nobody = Problem("", "")  # all ranks have the problems already
-    parts = world.gather([to_json(replace(group, problem=nobody)) for group in own])
-    return [
-        replace(group_from_json(parts[n % world.size][n // world.size]), problem=problem)
-        for n, (problem, _) in enumerate(problems)
-    ]
-
-
-def _spread_answers(
-    engine: Engine,
-    requests: Sequence[Request],
-    sampling: Sampling,
-    group_size: int,
-    temperatures: tuple[float, float],
-) -> list[tuple[Completion, ...]]:
-    columns: list[list[Completion]] = []
-    for index, temperature in enumerate(spread_temperatures(group_size, *temperatures)):
-        one_each = [replace(request, keys=request.keys[index : index + 1]) for request in requests]
-        drawn = engine.generate(one_each, replace(sampling, temperature=temperature))
-        columns.append([replace(answer, temperature=temperature) for (answer,) in drawn])
-    return list(zip(*columns, strict=True))
-
-
-def score_groups(groups: Sequence[Group], scorer: Scorer, rollout: RolloutSettings) -> list[Group]:
+def score_groups(
+    groups: Sequence[Group],
+    scorer: Scorer,
+    rollout: RolloutSettings,
+    episodes: Episodes | None = None,
+) -> list[Group]:
     """Every reward on every answer, and their weighted sum; the soft length penalty is one more."""
-    flat = [(group.problem, c) for group in groups for c in group.completions]
-    scores = scorer.score([problem for problem, _ in flat], [c.text for _, c in flat])
+    scores = scores_of(groups, scorer, episodes)
     if rollout.overlong_buffer:
         limit, buffer = rollout.max_completion_tokens, rollout.overlong_buffer
-        scores["overlong"] = [overlong_penalty(len(c.tokens), limit, buffer) for _, c in flat]
-    totals = weighted(scores, reward_weights(scorer, rollout))
+        scores["overlong"] = [
+            overlong_penalty(c.length, limit, buffer) if c.scored else None
+            for group in groups
+            for c in group.completions
+        ]
+    totals = weighted(scores, reward_weights(scorer, rollout, episodes))
     scored, start = [], 0
     for group in groups:
         part = slice(start, start := start + len(group.completions))
@@ -119,9 +181,38 @@ def score_groups(groups: Sequence[Group], scorer: Scorer, rollout: RolloutSettin
     return scored
 
 
-def reward_weights(scorer: Scorer, rollout: RolloutSettings) -> dict[str, float]:
-    own = {"overlong": 1.0} if rollout.overlong_buffer else {}
-    return {reward.name: reward.weight for reward in scorer.rewards} | own
+def scores_of(
+    groups: Sequence[Group], scorer: Scorer, episodes: Episodes | None = None
+) -> dict[str, list[Score]]:
+    """Every reward on every answer, flat; None where rewards do not apply."""
+    flat = [(group.problem, c) for group in groups for c in group.completions]
+    ids = scorer.wants_ids
+    judged = [(_with_columns(problem, c, ids), c.text) for problem, c in flat if c.scored]
+    known = scorer.score([problem for problem, _ in judged], [text for _, text in judged])
+    scores: dict[str, list[Score]] = {}
+    for name, values in known.items():
+        following = iter(values)
+        scores[name] = [next(following) if c.scored else None for _, c in flat]
+    for name in episodes.reward_weights if episodes is not None else ():
+        scores[name] = [c.episode.reward if c.episode else None for _, c in flat]
+    return scores
+
+
+def _with_columns(problem: Problem, completion: Completion, ids: bool) -> Problem:
+    """What an episode was, and where a reward asks for them the answer's tokens, as columns."""
+    own: dict[str, Any] = {"completion_ids": list(completion.tokens)} if ids else {}
+    if completion.episode is not None:
+        episode = asdict(completion.episode) | {"stop": completion.stop}
+        own["episode"] = episode | {"messages": list(episode["messages"])}
+    return replace(problem, columns={**problem.columns, **own}) if own else problem
+
+
+def reward_weights(
+    scorer: Scorer, rollout: RolloutSettings, episodes: Episodes | None = None
+) -> dict[str, float]:
+    weights = {reward.name: reward.weight for reward in scorer.rewards}
+    weights |= episodes.reward_weights if episodes is not None else {}
+    return weights | ({"overlong": 1.0} if rollout.overlong_buffer else {})
 
 
 def _with_text(completion: Completion, problem: Problem, policy: Policy) -> Completion:

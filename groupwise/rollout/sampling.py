@@ -1,11 +1,17 @@
 """From logits to one token per row, and its log-prob under the distribution it came from."""
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
-from groupwise.objective.rowwise import row_parts
+from groupwise.policy.token_logprobs import row_parts
 from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
+
+HAS_KERNEL = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+if HAS_KERNEL:
+    importlib.import_module("groupwise.rollout.sample_kernel")
 
 
 def sample_tokens(
@@ -22,6 +28,9 @@ def sample_tokens(
         ]
         tokens, logprobs = zip(*sampled, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)
+    if HAS_KERNEL and logits_BV.device.type == "cuda" and keeps_all_tokens(sampling):
+        temperature = float(sampling.temperature)
+        return torch.ops.groupwise.sample_tokens(logits_BV, keys_B2, positions_B, temperature)
     logits = process_logits(logits_BV, sampling, seen_BL)
     logprobs = logits.log_softmax(-1)
     noisy = logits
@@ -29,6 +38,12 @@ def sample_tokens(
         noisy = logits + gumbel(keys_B2, positions_B, logits.shape[-1])
     tokens = noisy.argmax(-1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def keeps_all_tokens(sampling: Sampling) -> bool:
+    """Whether tokens are drawn from the softmax of logits / temperature as it is."""
+    filters = sampling.top_k or sampling.min_p > 0 or sampling.top_p < 1
+    return not filters and sampling.repetition_penalty == 1
 
 
 def process_logits(logits_BV: Tensor, sampling: Sampling, seen_BL: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Our keyed sampler sits inside as a logits processor that leaves one token possib
 decodes greedily. That gives the same answers as every other engine, and log-probs for free.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,22 +14,29 @@ from transformers import StoppingCriteria as StoppingCriterion
 from transformers.generation import GenerationConfig, StoppingCriteriaList
 
 from groupwise.policy.policy import Policy
+from groupwise.policy.weights import copy_into, trained_weights
+from groupwise.rollout.batching import BatchingEngine
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Completion, Request, Sampling, StopReason
 
 
-class TransformersEngine:
+class TransformersEngine(BatchingEngine):
     def __init__(self, policy: Policy, max_batch: int) -> None:
+        super().__init__()
         self.policy = policy
         self.max_batch = max_batch
         self.version = 0
 
-    def sync(self, version: int) -> None:
-        self.version = version  # it samples from the policy itself: nothing to copy
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        copy_into(trained_weights(self.policy), weights)
+        self.version = version
 
-    def generate(
+    def close(self) -> None:
+        """It holds nothing but the policy."""
+
+    async def sample_batch(
         self, requests: Sequence[Request], sampling: Sampling
     ) -> list[tuple[Completion, ...]]:
         rows = [(request.prompt_tokens, key) for request in requests for key in request.keys]

@@ -3,7 +3,7 @@
 A task is made by a function in a file of its own; `groupwise.tasks.catalog` maps `task.kind` to it.
 The judges are plain functions that name the columns they want. Evaluation uses them, and the
 rewards `correct` and `format` are these same functions, so a task brings its reward along.
-They live at module level, so that a worker process can import them.
+They live in groupwise.rewards, so that a worker process can import them without the settings.
 """
 
 import hashlib
@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from groupwise.config import TaskSettings
 from groupwise.errors import ConfigError, DataError
-from groupwise.types import Problem
+from groupwise.rewards.tags import not_blank
+from groupwise.types import Message, Problem
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -22,14 +24,9 @@ class OutOfTrain(tuple[Problem, ...]):
     """Stands for a split that is not given: its problems are taken out of `train`."""
 
 
-def not_blank(completion: str) -> bool:
-    """The form of an answer where no prompt asks for an <answer> tag: any text at all."""
-    return bool(completion.strip())
-
-
 @dataclass(frozen=True)
 class Task:
-    """Task("sums", problems, is_right)
+    """Task("sums", problems), or with a judge: Task("sums", problems, is_right)
 
     def is_right(completion: str, answer: str) -> bool: ...    # `answer` is a column of the problem
 
@@ -38,7 +35,7 @@ class Task:
 
     name: str
     train: Sequence[Problem]
-    correct: Callable[..., Any] | None
+    correct: Callable[..., Any] | None = None
     """Whether an answer is right (None: nobody can tell; rewards alone decide)."""
     _: KW_ONLY
     validation: Sequence[Problem] = OutOfTrain()
@@ -82,7 +79,8 @@ def _check_problems(name: str, split: Split, problems: Any) -> None:
         if not isinstance(problem, Problem):
             raise DataError(
                 f"task {name}: {split}[{position}] is a {type(problem).__name__}, "
-                f"but must be a problem such as {example}"
+                f"but must be a problem such as {example}; groupwise.data_task(rows) makes a task "
+                "of dicts or a dataset"
             )
 
 
@@ -141,3 +139,35 @@ def question(problem: Problem) -> str:
     if isinstance(problem.prompt, str):
         return problem.prompt
     return "\n".join(turn["content"] for turn in problem.prompt if turn["role"] != "system")
+
+
+def dataset_task(
+    name: str,
+    problems: Mapping[Split, list[Problem]],
+    settings: TaskSettings,
+    *,
+    correct: Callable[..., Any] | None,
+    formatted: Callable[..., Any],
+    extract: Callable[[str], str | None],
+    seed: int = 0,
+) -> Task:
+    """The task of a dataset: missing splits filled, each cut to the size in the settings."""
+    splits = fill_splits(name, problems, seed=seed)
+    return Task(
+        name,
+        splits["train"][: settings.train_size],
+        correct,
+        validation=splits["validation"][: settings.test_size],
+        test=splits["test"][: settings.test_size],
+        formatted=formatted,
+        extract=extract,
+    )
+
+
+def conversation(
+    question: str, system: str | None, default: str, examples: Sequence[Message] = ()
+) -> tuple[Message, ...]:
+    """The system prompt (None: `default`; "": none at all), worked examples, and the question."""
+    system = default if system is None else system
+    opening = ({"role": "system", "content": system},) if system else ()
+    return (*opening, *examples, {"role": "user", "content": question.strip()})

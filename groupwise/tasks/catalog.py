@@ -11,14 +11,17 @@ from groupwise.tasks.base import Task
 TASKS = {
     "arithmetic": "groupwise.tasks.arithmetic",
     "countdown": "groupwise.tasks.countdown",
+    "guess_number": "groupwise.tasks.guess_number",
     "gsm8k": "groupwise.tasks.gsm8k",
-    "aqua_rat": "groupwise.tasks.aqua_rat",
-    "mathqa": "groupwise.tasks.mathqa",
+    "aqua_rat": "groupwise.tasks.choices",
+    "mathqa": "groupwise.tasks.choices",
     "math": "groupwise.tasks.math",
     "gym": "groupwise.tasks.gym",
     "jsonl": "groupwise.tasks.jsonl",
     "hub": "groupwise.tasks.hub",
+    "environment": "groupwise.tasks.environment",
     "python": "groupwise.tasks.python",
+    "verifiers": "groupwise.tasks.verifiers",
 }
 """`task.kind` -> the module whose `build` makes it."""
 

@@ -1,115 +1,135 @@
-"""Multiple choice: how options are shown, and which one an answer chooses.
+"""Multiple choice: AQuA-RAT and MathQA. groupwise.rewards.choices judges the answers.
 
-Asked for is the letter in <answer> tags. Read is also the letter with what it stands for, or that
-alone where exactly one option says it; without tags, the last place where the text says what the
-answer is. Two letters are none: the writer has not decided.
+AQuA-RAT (Ling et al., 2017) has algebra word problems with five choices and a rationale. MathQA
+(Amini et al., 2019) has the same problems, cleaned; its own files are JSON arrays, and copies that
+name the columns in lower case are read too.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from groupwise.config import DatasetTask
-from groupwise.rewards.answers import TAIL, final_answer, same_answer
-from groupwise.rewards.quantities import last_number
+from groupwise.config import AquaRatTask, MathQaTask
+from groupwise.errors import DataError
+from groupwise.rewards.choices import LETTERS, correct, extract
 from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import Split, Task, fill_splits
-from groupwise.types import Message, Problem
-
-LETTERS = "ABCDEFGHIJ"
+from groupwise.tasks.base import Split, Task, conversation, dataset_task
+from groupwise.tasks.files import read_dataset, text_column
+from groupwise.tasks.jsonl import Row
+from groupwise.types import Problem
 
 SYSTEM = (
     "You solve multiple choice problems. Think step by step between <think> and </think>, "
     "then give the letter of the right choice alone between <answer> and </answer>."
 )
 
-_LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^])"
-_SAYS = re.compile(
-    r"\b(?:answer|ans|option|choice)\b[ \t]{0,3}(?:is|are|(?:will|should|must|would) be)?[ \t]{0,3}"
-    rf"(?:option|choice)?[\s:=,.\-–—>(\[*]{{0,8}}{_LETTER}(?! [a-z])",
-    re.IGNORECASE,
-)
-_SAID = re.compile(
-    rf"{_LETTER}\)? (?:is|was|must be) (?:the |our )?(?:correct|right|true|answer|best)",
-    re.IGNORECASE,
-)
-_LONE = re.compile(rf"\n[ \t(\[*]{{0,4}}{_LETTER}[ \t)\].*]{{0,4}}$")
+_LETTERED_ITEM = re.compile(r"\s*[A-Ja-j]\s*\)\s*")
+_LETTERED_PART = re.compile(r"(?:^\[?|,)\s*['\"]?([a-j])\s*\)\s*")
 
 
-def task_of(name: str, problems: Mapping[Split, list[Problem]], settings: DatasetTask) -> Task:
-    splits = fill_splits(name, problems)
-    return Task(
-        name=name,
-        train=splits["train"][: settings.train_size],
-        validation=splits["validation"][: settings.test_size],
-        test=splits["test"][: settings.test_size],
+@dataclass(frozen=True)
+class Dataset:
+    """Where a public dataset is, and what its rows look like."""
+
+    title: str
+    hub_id: str
+    hub_name: str | None
+    revision: str | None
+    """Of the hub's repository (None: its main branch)."""
+    question: tuple[str, ...]
+    rationale: tuple[str, ...]
+    read_options: Callable[[Any], list[str]]
+    example: str
+    """How its options are written, for error messages."""
+
+
+def listed_options(value: Any) -> list[str]:
+    """listed_options(["A)21", "B) 22"]) == ["21", "22"]"""
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        return []
+    return [_LETTERED_ITEM.sub("", text, count=1).strip() for text in value]
+
+
+def joined_options(value: Any) -> list[str]:
+    """joined_options("a ) 12 , b ) 1 , 600") == ["12", "1 , 600"]
+
+    Some rows hold the text of a list instead: "['a ) 12', 'b ) 1 , 600']".
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    marks = list(_LETTERED_PART.finditer(text))
+    ends = [mark.start() for mark in marks[1:]] + [len(text)]
+    if [mark[1].upper() for mark in marks] != list(LETTERS[: len(marks)]):
+        return []
+    parts = [text[mark.end() : end] for mark, end in zip(marks, ends, strict=False)]
+    if text.startswith("["):
+        parts = [part.strip().rstrip("]").rstrip("'\"") for part in parts]
+    return [part.strip() for part in parts]
+
+
+DATASETS = {
+    "aqua_rat": Dataset(
+        title="AQuA-RAT",
+        hub_id="deepmind/aqua_rat",
+        hub_name="raw",
+        revision=None,
+        question=("question",),
+        rationale=("rationale",),
+        read_options=listed_options,
+        example="['A)21', 'B)22']",
+    ),
+    "mathqa": Dataset(
+        title="MathQA",
+        hub_id="allenai/math_qa",
+        hub_name=None,
+        # Its main branch is a loading script, which `datasets` no longer runs: the hub's own copy.
+        revision="refs/convert/parquet",
+        question=("Problem", "problem"),
+        rationale=("Rationale", "rationale"),
+        read_options=joined_options,
+        example="'a ) 38 , b ) 27'",
+    ),
+}
+
+
+def build(settings: AquaRatTask | MathQaTask) -> Task:
+    dataset = DATASETS[settings.kind]
+    splits = read_dataset(settings.path, dataset.hub_id, dataset.hub_name, dataset.revision)
+    problems: dict[Split, list[Problem]] = {
+        split: [problem_of(split, index, row, settings) for index, row in enumerate(rows)]
+        for split, rows in splits.items()
+    }
+    return dataset_task(
+        settings.kind,
+        problems,
+        settings,
         correct=correct,
-        formatted=formatted,
+        formatted=think_answer_format,
         extract=extract,
     )
 
 
-def problem_of(
-    name: str,
-    question: str,
-    options: Sequence[str],
-    letter: str,
-    solution: str,
-    settings: DatasetTask,
-) -> Problem:
+def problem_of(split: str, index: int, row: Row, settings: AquaRatTask | MathQaTask) -> Problem:
     """The problem that shows the options under their letters, one a line."""
+    dataset = DATASETS[settings.kind]
+    question = text_column(row, dataset.title, *dataset.question)
+    letter = text_column(row, dataset.title, "correct").strip().upper()
+    options = dataset.read_options(row.columns.get("options"))
+    if letter not in tuple(LETTERS[: len(options)]):
+        raise DataError(
+            f"{row.location}: {dataset.title} rows have options such as {dataset.example} and the "
+            f"letter of one of them in `correct`, not {row.columns.get('options')!r} and {letter!r}"
+        )
     lines = [f"{known}) {text}" for known, text in zip(LETTERS, options, strict=False)]
-    asked = "\n".join([question.strip(), "", *lines])
-    system = SYSTEM if settings.system is None else settings.system
-    turns: tuple[Message, ...] = ({"role": "user", "content": asked},)
-    if system:
-        turns = ({"role": "system", "content": system}, *turns)
-    columns = {
-        "question": question,
-        "options": list(options),
-        "answer": letter,
-        "solution": solution,
-    }
-    return Problem(name, turns, columns, settings.prefill)
-
-
-def correct(completion: str, answer: str, options: Sequence[str]) -> bool:
-    """Whether the completion chooses the option whose letter is `answer`."""
-    return chosen(completion, options) == answer
-
-
-def formatted(completion: str) -> bool:
-    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
-    return think_answer_format(completion)
-
-
-def extract(completion: str) -> str | None:
-    """The letter that a text chooses, for voting; None where it chooses none."""
-    return chosen(completion, ())
-
-
-def chosen(text: str, options: Sequence[str]) -> str | None:
-    """The letter of the option that a text chooses; None if it chooses none, or several."""
-    letters = LETTERS[: len(options)] if options else LETTERS
-    marked = "\\boxed" in text or ("<answer>" in text and "</answer>" in text)
-    if marked:
-        return _option(final_answer(text) or "", letters, options)
-    tail = "\n" + text[-TAIL:].rstrip()
-    found = [m for pattern in (_SAYS, _SAID, _LONE) for m in pattern.finditer(tail)]
-    if found:
-        letter = max(found, key=lambda match: match.start(1))[1].upper()
-        return letter if letter in letters else None
-    return _option(final_answer(text) or "", letters, options) or _option(
-        last_number(tail) or "", "", options
+    rationale = next((row.columns[name] for name in dataset.rationale if name in row.columns), "")
+    return Problem(
+        id=f"{settings.kind}/{split}/{index}",
+        prompt=conversation("\n".join([question.strip(), "", *lines]), settings.system, SYSTEM),
+        columns={
+            "question": question,
+            "options": options,
+            "answer": letter,
+            "solution": str(rationale or ""),
+        },
+        prefill=settings.prefill,
     )
-
-
-def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
-    """The option that a short text names, by its letter or else by what it says."""
-    named = [letter for letter in letters if same_answer(given, letter)]
-    if not named:
-        named = [
-            letter
-            for letter, text in zip(LETTERS, options, strict=False)
-            if same_answer(given, text)
-        ]
-    return named[0] if len(named) == 1 else None

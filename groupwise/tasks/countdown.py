@@ -1,19 +1,24 @@
 """Countdown: reach a target from given numbers with + - * /, each number used exactly once.
 
-Problems are generated backwards from a solution, so every one can be solved. Any expression with
+Problems are generated backwards from a solution, so every one can be solved; or they are read from
+data with the columns of Jiayi-Pan/Countdown-Tasks-3to4, nums and target. Any expression with
 the right value and the right numbers is right; it need not be the one the problem was made from,
 and fractions on the way are fine. The order in which numbers are shown does not make a problem a
-different one, so it plays no part in the splits.
+different one, so it plays no part in the splits: a generated problem is in the split that it would
+be in as a row of data.
 """
 
 from functools import partial
 from random import Random
 
 from groupwise.config import CountdownTask
-from groupwise.rewards.expressions import ExpressionError, evaluate
-from groupwise.rewards.tags import tag_content, think_answer_format
-from groupwise.tasks.base import Split, Task
-from groupwise.tasks.generated import DEFAULT_TRAIN_SIZE, draw_split
+from groupwise.errors import DataError, quoted
+from groupwise.rewards.countdown import correct, extract
+from groupwise.rewards.tags import think_answer_format
+from groupwise.tasks.base import SPLITS, Split, Task, split_of
+from groupwise.tasks.files import read_file_folder_or_hub
+from groupwise.tasks.generated import generated_task
+from groupwise.tasks.jsonl import Row
 from groupwise.types import Problem
 
 MAX_TARGET = 10
@@ -21,28 +26,61 @@ MAX_TARGET = 10
 
 
 def build(settings: CountdownTask) -> Task:
-    train_size = settings.train_size or DEFAULT_TRAIN_SIZE
-
-    def draw(split: Split, size: int) -> tuple[Problem, ...]:
-        return draw_split(
-            partial(draw_problem, settings=settings),
-            seed=settings.seed,
-            split=split,
-            size=size,
-            fix=f"Raise task.largest ({settings.largest}) or task.numbers {settings.numbers}, or "
-            f"lower task.train_size ({train_size}) and task.test_size ({settings.test_size}).",
-        )
-
-    return Task(
-        name="countdown",
-        train=draw("train", train_size),
-        validation=draw("validation", settings.test_size),
-        test=draw("test", settings.test_size),
+    if settings.path is not None:
+        return _from_data(settings, settings.path)
+    return generated_task(
+        settings,
+        partial(draw_problem, settings=settings),
         correct=correct,
-        formatted=formatted,
+        extract=extract,
+        solve=solve,
+        fix=f"Raise task.largest ({settings.largest}) or task.numbers {settings.numbers}",
+    )
+
+
+def _from_data(settings: CountdownTask, path: str) -> Task:
+    """Given splits as they are; missing ones out of train, by a hash of the problem."""
+    given = read_file_folder_or_hub(path)
+    if "train" not in given:
+        raise DataError(f"task.path={path} has no training data")
+    drawn: dict[Split, dict[str, Problem]] = {split: {} for split in SPLITS}
+    for split, rows in given.items():
+        for row in rows:
+            problem = _problem_of_row(row, settings)
+            place = split_of(problem.id) if split == "train" else split
+            drawn[place if place not in given else split][problem.id] = problem
+    for split in SPLITS:
+        if not drawn[split]:
+            raise DataError(f"task.path={path} has too few problems to fill the {split} split")
+    sizes = {
+        "train": settings.train_size,
+        "validation": settings.test_size,
+        "test": settings.test_size,
+    }
+    train, validation, test = (list(drawn[split].values())[: sizes[split]] for split in SPLITS)
+    return Task(
+        settings.kind,
+        train,
+        correct,
+        validation=validation,
+        test=test,
+        formatted=think_answer_format,
         extract=extract,
         solve=solve,
     )
+
+
+def _problem_of_row(row: Row, settings: CountdownTask) -> Problem:
+    numbers, target = row.columns.get("nums"), row.columns.get("target")
+    whole = isinstance(numbers, list) and all(type(n) is int and 0 < n < 10**6 for n in numbers)
+    if not whole or not 2 <= len(numbers or []) <= 6 or type(target) is not int:
+        raise DataError(
+            f"{row.location}: countdown rows have the columns nums, two to six whole numbers from "
+            f"1 up, and target, a whole number; not {quoted(repr(numbers), 60)} and "
+            f"{quoted(repr(target), 60)}"
+        )
+    assert isinstance(numbers, list)
+    return problem_of(numbers, target, settings.prefill)
 
 
 def draw_problem(random: Random, settings: CountdownTask) -> Problem:
@@ -117,32 +155,3 @@ def solve(problem: Problem) -> str | None:
                 return _without_outer_parentheses(values[target])
             part = (part - 1) & whole
     return None
-
-
-def correct(completion: str, numbers: list[int], target: int) -> bool:
-    """Whether the answer's expression has the target's value and uses each number exactly once."""
-    expression = extract(completion)
-    if expression is None:
-        return False
-    evaluated = evaluate(expression)
-    return evaluated.value == target and sorted(evaluated.numbers) == sorted(numbers)
-
-
-def formatted(completion: str) -> bool:
-    """Whether the text is `<think>…</think><answer>…</answer>` and nothing else."""
-    return think_answer_format(completion)
-
-
-def extract(completion: str) -> str | None:
-    """The expression in the only `<answer>` pair that ends the text, without spaces.
-
-    None where it is not an expression, or where it has no value.
-    """
-    content = tag_content(completion, "answer")
-    if content is None or not completion.rstrip().endswith("</answer>"):
-        return None
-    try:
-        evaluate(content)
-    except ExpressionError:
-        return None
-    return "".join(content.split())

@@ -28,10 +28,11 @@ MAX_BYTES = 2**31
 
 
 def read_dataset(
-    path: str | None, hub_id: str, hub_name: str | None = None
+    path: str | None, hub_id: str, hub_name: str | None = None, revision: str | None = None
 ) -> dict[Split, list[Row]]:
     """The splits that there are, by our names for them. There is always one to train on."""
-    rows = _from_folder(Path(path).expanduser()) if path else _from_hub(hub_id, hub_name)
+    folder = Path(path).expanduser() if path else None
+    rows = _from_folder(folder) if folder else _from_hub(hub_id, hub_name, revision)
     if "train" not in rows:
         if "validation" not in rows:
             where = path or hub_id
@@ -48,7 +49,7 @@ def text_column(row: Row, dataset: str, *names: str) -> str:
         if isinstance(value, str) and value.strip():
             return value
     raise DataError(
-        f"{row.place}: {dataset} rows have the text column {names[0]}, this one has: "
+        f"{row.location}: {dataset} rows have the text column {names[0]}, this one has: "
         f"{', '.join(sorted(row.columns)) or 'none'}. "
         "For columns of your own use task.kind=jsonl"
     )
@@ -60,11 +61,11 @@ def _from_folder(folder: Path) -> dict[Split, list[Row]]:
     rows: dict[Split, list[Row]] = {}
     for split in SPLITS:
         names = [f"{stem}.{ending}" for stem in STEMS[split] for ending in ("jsonl", "json")]
-        found = next((folder / name for name in names if (folder / name).is_file()), None)
-        if found is not None:
-            rows[split] = read_json(found)
+        file = next((folder / name for name in names if (folder / name).is_file()), None)
+        if file is not None:
+            rows[split] = read_json(file)
     if not rows:
-        there = ", ".join(sorted(file.name for file in folder.iterdir())[:20])
+        there = ", ".join(sorted(entry.name for entry in folder.iterdir())[:20])
         raise DataError(
             f"{folder} has no train.jsonl, dev.jsonl or test.jsonl (or .json); "
             f"it holds: {there or 'nothing'}"
@@ -72,8 +73,22 @@ def _from_folder(folder: Path) -> dict[Split, list[Row]]:
     return rows
 
 
-def _from_hub(hub_id: str, hub_name: str | None) -> dict[Split, list[Row]]:
-    dataset = load_splits(hub_id, hub_name)
+def read_file_folder_or_hub(path: str) -> dict[Split, list[Row]]:
+    """Of one file of rows, a folder of splits (JSON, or what `datasets` reads), or a hub id."""
+    local = Path(path).expanduser()
+    if local.is_file():
+        return {"train": read_json(local)}
+    if local.is_dir() and any(local.glob("*.json*")):
+        return _from_folder(local)
+    if not local.exists() and (path.startswith((".", "~", "/")) or path.count("/") != 1):
+        raise DataError(f"task.path={path}: there is no such file or folder, and no hub id is so")
+    return _from_hub(str(local) if local.exists() else path, None)
+
+
+def _from_hub(
+    hub_id: str, hub_name: str | None, revision: str | None = None
+) -> dict[Split, list[Row]]:
+    dataset = load_splits(hub_id, hub_name, revision)
     rows: dict[Split, list[Row]] = {}
     for split in SPLITS:
         theirs = next((name for name in STEMS[split] if name in dataset), None)

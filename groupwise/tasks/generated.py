@@ -1,4 +1,4 @@
-"""What generated tasks share: drawing the problems of a split.
+"""What generated tasks share: drawing the problems of each split.
 
 A split's problems come from a generator keyed by the task's seed and the split's name. Each one is
 kept only if a hash of the problem itself says that it belongs to the split. So the splits are
@@ -8,14 +8,52 @@ test problem made with another.
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
+from groupwise.config import ArithmeticTask, CountdownTask, GuessNumberTask
+from groupwise.config.tasks import GeneratedTask
 from groupwise.errors import DataError
-from groupwise.tasks.base import Split, split_of
+from groupwise.rewards.tags import think_answer_format
+from groupwise.tasks.base import Split, Task, split_of
 from groupwise.types import Problem
 
 DEFAULT_TRAIN_SIZE = 4096
 MAX_MISSES = 5000
 """Draws in a row that gave nothing new, after which the space of problems counts as used up."""
+
+
+def split_sizes(settings: GeneratedTask) -> dict[Split, int]:
+    held_out = settings.test_size
+    train = settings.train_size or DEFAULT_TRAIN_SIZE
+    return {"train": train, "validation": held_out, "test": held_out}
+
+
+def generated_task(
+    settings: ArithmeticTask | CountdownTask | GuessNumberTask,
+    draw: Callable[[Random], Problem],
+    *,
+    correct: Callable[..., Any],
+    extract: Callable[[str], str | None],
+    solve: Callable[[Problem], str | None] | None = None,
+    fix: str,
+) -> Task:
+    """A task whose answers are asked for in <think> and <answer> tags."""
+    sizes = split_sizes(settings)
+    fix += f", or lower task.train_size ({sizes['train']}) and task.test_size ({sizes['test']})."
+    drawn = {
+        split: draw_split(draw, seed=settings.seed, split=split, size=size, fix=fix)
+        for split, size in sizes.items()
+    }
+    return Task(
+        settings.kind,
+        drawn["train"],
+        correct,
+        validation=drawn["validation"],
+        test=drawn["test"],
+        formatted=think_answer_format,
+        extract=extract,
+        solve=solve,
+    )
 
 
 def draw_split(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from groupwise.config import Gsm8kTask
 from groupwise.errors import DataError
-from groupwise.tasks.base import Task
+from groupwise.tasks.base import Task, conversation
 from groupwise.tasks.gsm8k_forms import FORMS
 from groupwise.tasks.hub import load_splits, split_rows
 from groupwise.tasks.jsonl import Row, read_rows
@@ -59,15 +59,10 @@ def _problem(
     split: str, index: int, row: Row, examples: tuple[Message, ...], settings: Gsm8kTask
 ) -> Problem:
     question, solution, final = _read(row)
-    system = settings.system
-    if system is None:
-        system = FORMS[settings.answer_format].system
-    turns: tuple[Message, ...] = (*examples, {"role": "user", "content": question.strip()})
-    if system:
-        turns = ({"role": "system", "content": system}, *turns)
+    default = FORMS[settings.answer_format].system
     return Problem(
         id=f"gsm8k/{split}/{index}",
-        prompt=turns,
+        prompt=conversation(question, settings.system, default, examples),
         columns={"question": question, "answer": final, "solution": solution},
         prefill=settings.prefill,
     )
@@ -87,11 +82,11 @@ def _read(row: Row) -> tuple[str, str, str]:
     question, solution = row.columns.get("question"), row.columns.get("answer")
     if not isinstance(question, str) or not isinstance(solution, str):
         raise DataError(
-            f"{row.place}: gsm8k rows have the text columns question and answer, "
+            f"{row.location}: gsm8k rows have the text columns question and answer, "
             f"this one has: {', '.join(sorted(row.columns)) or 'none'}. "
             "For columns of your own use task.kind=jsonl"
         )
     _, marker, final = solution.rpartition("####")
     if not marker or not final.strip():
-        raise DataError(f"{row.place}: the answer must end with '#### ' and the final number")
+        raise DataError(f"{row.location}: the answer must end with '#### ' and the final number")
     return question, solution, final.strip().replace(",", "")

@@ -12,12 +12,7 @@ from typing import Any
 from groupwise.rewards.answers import canonical_answer, correct, same_answer
 from groupwise.rewards.cookbook import exact_format
 from groupwise.rewards.quantities import extract_number
-from groupwise.rewards.tags import tag_content, think_answer_format
-
-
-def tags_formatted(completion: str) -> bool:
-    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
-    return think_answer_format(completion)
+from groupwise.rewards.tags import tag_content, think_answer_format, two_part_format
 
 
 def hashes_formatted(completion: str) -> bool:
@@ -29,12 +24,7 @@ def hashes_formatted(completion: str) -> bool:
 
 def reasoning_formatted(completion: str) -> bool:
     """Whether an answer is <reasoning>...</reasoning><answer>...</answer> and nothing else."""
-    text = completion.strip()
-    if tag_content(text, "reasoning") is None or tag_content(text, "answer") is None:
-        return False
-    reasoning, _, final = text.partition("</reasoning>")
-    opens = reasoning.startswith("<reasoning>") and final.lstrip().startswith("<answer>")
-    return opens and final.endswith("</answer>")
+    return two_part_format(completion, "reasoning", "answer")
 
 
 def working_out_formatted(completion: str) -> bool:
@@ -69,7 +59,7 @@ FORMS = {
         "You solve math word problems. Think step by step between <think> and </think>, "
         "then give the final number alone between <answer> and </answer>.",
         "<think>{reasoning}</think>\n<answer>{final}</answer>",
-        tags_formatted,
+        think_answer_format,
     ),
     "hashes": Form(
         "You solve math word problems. Reason step by step, "

@@ -15,7 +15,7 @@ from groupwise.errors import DataError
 from groupwise.rewards.gym import correct, dataset_of, extract
 from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks.base import SPLITS, Split, Task, split_of
-from groupwise.tasks.generated import DEFAULT_TRAIN_SIZE
+from groupwise.tasks.generated import split_sizes
 from groupwise.types import Problem
 
 ASK = (
@@ -25,21 +25,16 @@ ASK = (
 
 
 def build(settings: GymTask) -> Task:
-    train_size = settings.train_size or DEFAULT_TRAIN_SIZE
-    wanted: dict[Split, int] = {
-        "train": train_size,
-        "validation": settings.test_size,
-        "test": settings.test_size,
-    }
+    wanted = split_sizes(settings)
     # 8 in 10 questions go to train and 1 in 10 to each of the others; some come twice.
-    size = 2 * max(train_size, 8 * settings.test_size) + 1000
+    size = 2 * max(wanted["train"], 8 * wanted["test"]) + 1000
     problems = _draw(settings, wanted, size)
     for split in SPLITS:
         if len(problems[split]) < wanted[split]:
             raise DataError(
                 f"reasoning-gym's {settings.name} gave only {len(problems[split])} different "
-                f"{split} problems of {wanted[split]}: lower task.train_size ({train_size}) or "
-                f"task.test_size ({settings.test_size}), or widen task.options"
+                f"{split} problems of {wanted[split]}: lower task.train_size "
+                f"({wanted['train']}) or task.test_size ({wanted['test']}), or widen task.options"
             )
     return Task(
         name=f"gym:{settings.name}",
@@ -47,7 +42,7 @@ def build(settings: GymTask) -> Task:
         validation=problems["validation"],
         test=problems["test"],
         correct=correct,
-        formatted=formatted,
+        formatted=think_answer_format,
         extract=extract,
     )
 
@@ -90,8 +85,3 @@ def _problem(settings: GymTask, question: str, answer: Any, size: int, index: in
         columns=columns,
         prefill=settings.prefill,
     )
-
-
-def formatted(completion: str) -> bool:
-    """Whether an answer is <think>...</think><answer>...</answer> and nothing else."""
-    return think_answer_format(completion)

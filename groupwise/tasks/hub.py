@@ -24,12 +24,14 @@ def build(settings: HubTask) -> Task:
     return task_of(settings.path.rstrip("/").rsplit("/", 1)[-1], rows, settings)
 
 
-def load_splits(path: str, name: str | None) -> Mapping[str, Iterable[Mapping[str, Any]]]:
+def load_splits(
+    path: str, name: str | None, revision: str | None = None
+) -> Mapping[str, Iterable[Mapping[str, Any]]]:
     """All splits of a dataset, by name, or a DataError with the way out."""
     import datasets  # half a second and much memory, for this kind of task alone
 
     try:
-        return datasets.load_dataset(path, name)  # pyright: ignore[reportReturnType]
+        return datasets.load_dataset(path, name, revision=revision)  # pyright: ignore[reportReturnType]
     # Without network, with a wrong name or with a broken file, this raises anything from
     # ConnectionError to errors of four other libraries. None of them is a bug of ours.
     except Exception as error:

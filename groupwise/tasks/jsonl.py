@@ -19,8 +19,8 @@ from typing import Any
 from groupwise.config import JsonlTask
 from groupwise.errors import DataError
 from groupwise.rewards.answers import canonical_answer, correct
-from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import SPLITS, Split, Task, fill_splits, not_blank
+from groupwise.rewards.tags import not_blank, think_answer_format
+from groupwise.tasks.base import SPLITS, Split, Task, dataset_task
 from groupwise.types import Message, Problem
 
 
@@ -29,8 +29,8 @@ class Row:
     """One row of a dataset: Row("train/17", "data/train.jsonl, line 17", {"prompt": "3+4="})"""
 
     id: str
-    place: str
-    """Where it stands, for error messages."""
+    location: str
+    """Its file and line, for error messages."""
     columns: Mapping[str, Any]
 
 
@@ -55,22 +55,16 @@ def task_of(name: str, rows: Mapping[Split, Sequence[Row]], settings: JsonlTask)
     problems: dict[Split, list[Problem]] = {
         split: [problem_of(row, settings) for row in rows[split]] for split in rows
     }
-    splits = fill_splits(name, problems, seed=settings.seed)
-    asks_for_tags = any("<answer>" in text for p in splits["train"] for text in _texts(p))
-    return Task(
-        name=name,
-        train=splits["train"][: settings.train_size],
-        validation=splits["validation"][: settings.test_size],
-        test=splits["test"][: settings.test_size],
+    asks_for_tags = any("<answer>" in text for p in problems["train"] for text in _texts(p))
+    return dataset_task(
+        name,
+        problems,
+        settings,
+        seed=settings.seed,
         correct=None if settings.answer is None else correct,
-        formatted=tagged if asks_for_tags else not_blank,
+        formatted=think_answer_format if asks_for_tags else not_blank,
         extract=canonical_answer,
     )
-
-
-def tagged(completion: str) -> bool:
-    """The form of an answer where a prompt asks for an <answer> tag."""
-    return think_answer_format(completion)
 
 
 def _texts(problem: Problem) -> Iterator[str]:
@@ -91,36 +85,37 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if line.strip():
-            place = f"{path}, line {number}"
-            rows.append(Row(f"{path.stem}/{number}", place, _parse_line(line, place)))
+            location = f"{path}, line {number}"
+            rows.append(Row(f"{path.stem}/{number}", location, _parse_line(line, location)))
     if not rows:
         raise DataError(f"the dataset {path} is empty: it needs one JSON object on each line")
     return rows
 
 
-def _parse_line(line: bytes, place: str) -> dict[str, Any]:
+def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{place}: not valid UTF-8 ({error.reason}): save it as UTF-8") from error
+        message = f"{location}: not valid UTF-8 ({error.reason}): save it as UTF-8"
+        raise DataError(message) from error
     except (ValueError, RecursionError) as error:  # also numbers too long, and nesting too deep
-        raise DataError(f"{place}: not valid JSON: {error}") from error
+        raise DataError(f"{location}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise DataError(
-            f'{place}: must be an object such as {{"prompt": "..."}}, not {_kind(value)}'
+            f'{location}: must be an object such as {{"prompt": "..."}}, not {_kind(value)}'
         )
     return value
 
 
 def problem_of(row: Row, settings: JsonlTask) -> Problem:
-    """The problem in a row, or a DataError that names its place and the fix."""
+    """The problem in a row, or a DataError that names its location and the fix."""
     columns = {name: value for name, value in row.columns.items() if name != settings.prompt}
     if settings.answer is not None:
         fix = ", or task.answer=null if there is none"
         answer = _column(row, "answer", settings.answer, fix)
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             raise DataError(
-                f"{row.place}: column {settings.answer!r} must be text or a number, "
+                f"{row.location}: column {settings.answer!r} must be text or a number, "
                 f"not {_kind(answer)}"
             )
         columns["answer"] = str(answer)
@@ -143,14 +138,14 @@ def _column(row: Row, setting: str, name: str, fix: str) -> Any:
     hint = f"did you mean {near[0]!r}? " if near else ""
     there = ", ".join(sorted(row.columns)) or "none"
     raise DataError(
-        f"{row.place}: no column {name!r}; {hint}Columns there: {there}. "
-        f"Set task.{setting} to the right one{fix}"
+        f"{row.location}: no column {name!r}; {hint}Columns there: {there}. "
+        f"Set task.{setting} (data_task(..., {setting}=...)) to the right one{fix}"
     )
 
 
 def _turns(row: Row, value: Any, name: str) -> str | tuple[Message, ...]:
     """A prompt column's value, checked: text, or turns with a role and a content each."""
-    where = f"{row.place}: column {name!r}"
+    where = f"{row.location}: column {name!r}"
     if isinstance(value, str):
         _check_text(value, where)
         return value

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from groupwise.config import MathTask
 from groupwise.errors import DataError
-from groupwise.rewards.answers import boxed_answer, canonical_answer, correct
-from groupwise.tasks.base import Split, Task, fill_splits
+from groupwise.rewards.answers import boxed_answer, boxed_format, canonical_answer, correct
+from groupwise.tasks.base import Split, Task, conversation, dataset_task
 from groupwise.tasks.files import read_dataset, text_column
 from groupwise.tasks.jsonl import Row, read_rows
-from groupwise.types import Message, Problem
+from groupwise.types import Problem
 
 log = logging.getLogger("groupwise")
 
@@ -27,30 +27,23 @@ SYSTEM = "Reason step by step, and put your final answer within \\boxed{}."
 def build(settings: MathTask) -> Task:
     problems: dict[Split, list[Problem]] = {}
     for split, rows in _rows(settings.path).items():
-        found = [_problem(split, index, row, settings) for index, row in enumerate(rows)]
-        problems[split] = [problem for problem in found if problem is not None]
-        lost = len(found) - len(problems[split])
+        answered = (_problem(split, index, row, settings) for index, row in enumerate(rows))
+        problems[split] = [problem for problem in answered if problem is not None]
+        lost = len(rows) - len(problems[split])
         if not problems[split]:
             raise DataError(
-                f"{rows[0].place}: no solution of this file has an answer in \\boxed{{}}"
+                f"{rows[0].location}: no solution of this file has an answer in \\boxed{{}}"
             )
         if lost:
             log.warning("math: %d %s problems have no answer in \\boxed{}; left out", lost, split)
-    splits = fill_splits("math", problems)
-    return Task(
-        name="math",
-        train=splits["train"][: settings.train_size],
-        validation=splits["validation"][: settings.test_size],
-        test=splits["test"][: settings.test_size],
+    return dataset_task(
+        "math",
+        problems,
+        settings,
         correct=correct,
-        formatted=formatted,
+        formatted=boxed_format,
         extract=canonical_answer,
     )
-
-
-def formatted(completion: str) -> bool:
-    """Whether the text holds exactly one \\boxed{} and there is something in it."""
-    return completion.count("\\boxed") == 1 and bool((boxed_answer(completion) or "").strip())
 
 
 def _rows(path: str | None) -> dict[Split, list[Row]]:
@@ -74,12 +67,9 @@ def _problem(split: str, index: int, row: Row, settings: MathTask) -> Problem | 
     answer = boxed_answer(solution) or row.columns.get("answer")
     if not isinstance(answer, str) or not answer.strip():
         return None
-    system = SYSTEM if settings.system is None else settings.system
-    turns: tuple[Message, ...] = ({"role": "user", "content": question.strip()},)
-    if system:
-        turns = ({"role": "system", "content": system}, *turns)
     columns = {"question": question, "answer": answer, "solution": solution}
     for name in ("level", "type", "subject"):
         if name in row.columns:
             columns[name] = str(row.columns[name])
+    turns = conversation(question, settings.system, SYSTEM)
     return Problem(f"math/{split}/{index}", turns, columns, settings.prefill)

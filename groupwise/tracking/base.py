@@ -1,7 +1,8 @@
 """Where metrics go. A tracker that fails warns once and is dropped; training never stops for it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 log = logging.getLogger("groupwise")
@@ -19,22 +20,23 @@ class Trackers:
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
         self._live: dict[str, Tracker] = {}
         for name, make in makers.items():
-            self._guard(name, lambda name=name, make=make: self._live.update({name: make()}))
+            with self._guarded(name):
+                self._live[name] = make()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, tracker in self._each():
-            self._guard(name, lambda tracker=tracker: tracker.log(step, metrics))
+        for name, tracker in list(self._live.items()):
+            with self._guarded(name):
+                tracker.log(step, metrics)
 
     def close(self) -> None:
-        for name, tracker in self._each():
-            self._guard(name, lambda tracker=tracker: tracker.close())
+        for name, tracker in list(self._live.items()):
+            with self._guarded(name):
+                tracker.close()
 
-    def _each(self) -> Sequence[tuple[str, Tracker]]:
-        return list(self._live.items())
-
-    def _guard(self, name: str, action: Callable[[], object]) -> None:
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
         try:
-            action()
+            yield
         except Exception as error:
             self._live.pop(name, None)
             log.warning("tracker %s failed and is off for the rest of the run: %s", name, error)

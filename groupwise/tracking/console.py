@@ -2,14 +2,17 @@
 
 import importlib.util
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from groupwise.types import Problem
 
 console = Console(stderr=False)
 
@@ -23,8 +26,12 @@ _SHOWN = (
     ("entropy", "entropy", "{:.2f}"),
     ("kl", "KL", "{:.4f}"),
     ("grad_norm", "grad norm", "{:.2f}"),
-    ("eval/accuracy", "held-out", "{:.1%}"),
+    ("eval/accuracy", "validation", "{:.1%}"),
 )
+
+
+LINE = 80
+"""Columns that a line in a log file has."""
 
 
 class LiveConsole:
@@ -35,15 +42,17 @@ class LiveConsole:
         self.latest: dict[str, float] = {}
         self.printed = 0.0
         self.total = total
+        self.step = done
+        self.steps_seen = 0
+        self.began = time.monotonic()
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
         )
-        self.bar = self.progress.add_task("train", total=total, completed=done)
+        self.bar = self.progress.add_task("train", total=total, completed=done, left="")
         self.live = Live(self._panel(), console=console, refresh_per_second=4)
         if can_redraw(console):
             self.live.start()
@@ -51,12 +60,15 @@ class LiveConsole:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rewards.append(metrics["reward"])
         self.latest.update(metrics)
-        self.progress.update(self.bar, completed=step)
+        self.step, self.steps_seen = step, self.steps_seen + 1
+        left = self.time_left()
+        self.progress.update(self.bar, completed=step, left=f"about {left} left" if left else "")
         if self.live.is_started:
             self.live.update(self._panel())
         elif time.monotonic() - self.printed > 5 or step == self.total or step == 1:
             self.printed = time.monotonic()
-            console.print(f"step {step}/{self.total}  {self._line()}", highlight=False)
+            line = f"step {step}/{self.total}  {self._line()}"
+            console.print(_cut_to_width(line, LINE), highlight=False)
 
     def close(self) -> None:
         if self.live.is_started:
@@ -75,12 +87,35 @@ class LiveConsole:
         return Group(self.progress, table, spark)
 
     def _line(self) -> str:
-        return "  ".join(
-            f"{label} {form.format(self.latest[key])}" for key, label, form in self._now()
-        )
+        """The newest numbers, most telling first, and how long the rest will take."""
+        parts = [f"{label} {form.format(self.latest[key])}" for key, label, form in self._now()]
+        left = self.time_left()
+        return "  ".join([*parts[:2], *([f"{left} left"] if left else []), *parts[2:]])
+
+    def time_left(self) -> str:
+        """From the mean time of the steps so far, evaluations included."""
+        if not self.steps_seen or self.step >= self.total:
+            return ""
+        seconds = (time.monotonic() - self.began) / self.steps_seen * (self.total - self.step)
+        return duration(seconds)
 
     def _now(self) -> list[tuple[str, str, str]]:
         return [row for row in _SHOWN if row[0] in self.latest]
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12 min, 3 h 20 min"""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _cut_to_width(line: str, width: int) -> str:
+    """Whole entries only, as many as fit."""
+    while len(line) > width and "  " in line:
+        line = line.rpartition("  ")[0]
+    return line
 
 
 def can_redraw(shown_on: Console) -> bool:
@@ -103,9 +138,28 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
 
 
+def right_table(columns: Sequence[str], title: str | None = None) -> Table:
+    """A plain table of numbers: set right, but for the first column."""
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left", overflow="fold")
+    return table
+
+
 def printable(text: str) -> str:
     """Model output is hostile: control characters are shown as escapes, rich markup as text."""
-    shown = "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    return escape(visible(text))
+
+
+def visible(text: str, keep: str = "\n") -> str:
+    """Control characters as escapes, but for those in `keep`."""
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
-    return escape(shown)
+
+
+def prompt_text(problem: Problem) -> str:
+    """A conversation as one text, each turn behind its role."""
+    if isinstance(problem.prompt, str):
+        return problem.prompt
+    return "\n".join(f"{turn['role']}: {turn['content']}" for turn in problem.prompt)

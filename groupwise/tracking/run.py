@@ -13,7 +13,8 @@ import logging
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 from groupwise.config import Config
@@ -22,7 +23,7 @@ from groupwise.errors import GroupwiseError, RunFolderError
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
-from groupwise.types import Group, to_json
+from groupwise.types import Group, group_from_json, to_json
 
 # What may change between two starts of the same run without changing what was computed so far.
 FREE = (
@@ -31,10 +32,9 @@ FREE = (
     "distributed",
     "ray",
     "batch.tokens_per_microbatch",
-    *(f"engine.{name}" for name in ("max_batch", "urls", "token_env", "timeout")),
-    *(f"engine.{name}" for name in ("memory_share", "sleep", "eager")),
+    "place",
+    *(f"engine.{name}" for name in ("max_batch", "memory_share", "sleep", "eager")),
     *(f"reference.{name}" for name in ("urls", "token_env", "timeout")),
-    *(f"workers.{name}" for name in ("count", "urls", "token_env", "timeout")),
 )
 # What a run that was killed before its first step was logged may have left.
 OWN = re.compile(
@@ -51,11 +51,16 @@ log = logging.getLogger("groupwise")
 
 
 class RunFolder:
-    """Owns a folder for one process at a time: `with RunFolder(path, config) as run:`"""
+    """Owns a folder for one process at a time: `with RunFolder(path, config) as run:`
 
-    def __init__(self, path: pathlib.Path, config: Config) -> None:
+    `shared`: files of others may lie in it too.
+    """
+
+    def __init__(self, path: pathlib.Path, config: Config, *, shared: bool = False) -> None:
         self.path = path
+        self._shared = shared
         self.config = config
+        self._is_new = not path.exists()
         self._lock = _locked(path)
         self.saved_every = config.checkpoint.every
         """`checkpoint.every` of the run so far."""
@@ -66,6 +71,16 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._lock.close()
+
+    @contextmanager
+    def kept_if_begun(self) -> Iterator[None]:
+        """A run that fails before its first step leaves no folder, unless one was there before."""
+        try:
+            yield
+        except BaseException:
+            if self._is_new and not self._has_begun():
+                remove(self.path)
+            raise
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -85,7 +100,7 @@ class RunFolder:
         stored = _read_config(owned)
         begun = self._has_begun()
         foreign = [] if begun else [p.name for p in self.path.iterdir() if not _is_own(p)]
-        if foreign:
+        if foreign and not self._shared:
             raise RunFolderError(
                 f"{self.path} is not empty and is not a run folder (it holds {foreign[0]}); "
                 "give --out an empty or new folder"
@@ -117,8 +132,8 @@ class RunFolder:
         names = [METRICS, "checkpoints/step-*"]
         if (self.path / "config.yaml").exists():
             names += ["rollouts/step-*", "best", "model", "summary.json"]
-        found = [path for name in names for path in self.path.glob(name)]
-        return any(path.is_dir() or path.stat().st_size for path in found if path.exists())
+        paths = [path for name in names for path in self.path.glob(name) if path.exists()]
+        return any(path.is_dir() or path.stat().st_size for path in paths)
 
     def check_start(self, newest: pathlib.Path | None) -> None:
         """Refuse to begin from the start where a checkpoint must have been: someone took it."""
@@ -157,7 +172,7 @@ class RunFolder:
 
     def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         """Every answer with its scores and advantage, one group a line."""
-        path = self.path / "rollouts" / f"step-{step:06d}.jsonl.gz"
+        path = rollouts_file(self.path, step)
         lines = "".join(json.dumps(to_json(group), default=str) + "\n" for group in groups)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
@@ -312,6 +327,28 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     return steps
 
 
+def run_folder(path: str | pathlib.Path) -> pathlib.Path:
+    """The path of a run, or an error where there is none."""
+    folder = pathlib.Path(path)
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
+    return folder
+
+
+def rollouts_file(folder: pathlib.Path, step: int) -> pathlib.Path:
+    return folder / "rollouts" / f"step-{step:06d}.jsonl.gz"
+
+
+def stored_steps(folder: pathlib.Path) -> list[int]:
+    """The steps whose answers are stored, ascending."""
+    files = (folder / "rollouts").glob("step-??????.jsonl.gz")
+    return sorted(int(path.name[5:11]) for path in files)
+
+
+def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
+    return [group_from_json(group) for group in read_rollouts(rollouts_file(folder, step))]
+
+
 def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
     """The groups of one stored step, as plain dicts (`group_from_json` makes them groups)."""
     with gzip.open(path, "rt") as file:
@@ -320,18 +357,12 @@ def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Settings in which two runs differ and that would change what was already computed."""
-    before, after = _effective(old), _effective(new)
+    before, after = (
+        leaves(without_secrets(config.model_dump(mode="json"))) for config in (old, new)
+    )
     free = FREE + (("steps",) if new.optimizer.schedule == "constant" else ())
     return [
         f"{name} was {before.get(name)!r} and is now {after.get(name)!r}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and not within(name, free)
     ]
-
-
-def _effective(config: Config) -> dict[str, Any]:
-    """The settings as they count: without workers nothing is stale, whatever they say."""
-    found = leaves(without_secrets(config.model_dump(mode="json")))
-    if not config.workers.apart:
-        found |= {"workers.max_staleness": 0, "workers.publish_every": 1}
-    return found

@@ -4,96 +4,121 @@ import hashlib
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from groupwise.config import Config
-from groupwise.diagnose import diagnose
+from groupwise.diagnose import diagnose_outcome
 from groupwise.distributed.join import joined
 from groupwise.distributed.world import ALONE, World
+from groupwise.environments.base import EnvironmentFactory
 from groupwise.errors import ConfigError
 from groupwise.extensions import load_object
 from groupwise.load import MakeEngine, Parts, describe, load_parts, make_reference
 from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
+from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy
-from groupwise.rewards.base import Reward
-from groupwise.secrets import without_secrets
-from groupwise.tasks.base import Task
-from groupwise.tracking.base import Tracker, Trackers
-from groupwise.tracking.card import model_card
-from groupwise.tracking.console import LiveConsole, can_redraw, console
-from groupwise.tracking.html_report import write_report
-from groupwise.tracking.report import (
+from groupwise.report.model_card import model_card
+from groupwise.report.run_page import write_report
+from groupwise.report.terminal import (
     before_after_table,
     print_curve,
     print_findings,
     save_before_after,
     save_curve,
 )
+from groupwise.rewards.base import Reward
+from groupwise.secrets import without_secrets
+from groupwise.tasks.base import Task
+from groupwise.tracking.base import Tracker, Trackers
+from groupwise.tracking.console import LiveConsole, can_redraw, console
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
-from groupwise.tracking.whole import replace_folder, writing
+from groupwise.tracking.whole import link_equal_files, replace_folder, writing
+from groupwise.training.arguments import Given, arguments_of
+from groupwise.training.callbacks import Callback, Callbacks, Event
 from groupwise.training.checkpoint import (
+    join_save,
     load_into,
     newest_checkpoint,
     save_checkpoint,
     save_model,
 )
+from groupwise.training.exchange import Exchange
 from groupwise.training.followed_run import open_run
-from groupwise.training.loop import run_loop
+from groupwise.training.loop import NO_CALLBACKS, run_loop
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.optim import MakeOptimizer
-from groupwise.training.parallel import check_ranks, make_stepper
+from groupwise.training.parallel import check_ranks, keeps_whole_copy, make_optimizer
+from groupwise.training.result import Result
+from groupwise.training.shards import free_weights
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
 
 log = logging.getLogger("groupwise")
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    folder: pathlib.Path
-    summary: Mapping[str, Any]
-
-    @property
-    def model(self) -> pathlib.Path:
-        """The trained model: a Hugging Face folder."""
-        return self.folder / "model"
-
-
 def train(
-    config: Config,
+    config: Config | str | None = None,
     out: str | pathlib.Path | None = None,
     *,
-    rewards: Sequence[Reward | Callable[..., Any]] | None = None,
-    task: Task | None = None,
-    algorithm: Surrogate | AdvantageEstimator | None = None,
-    engine: MakeEngine | None = None,
-    optimizer: MakeOptimizer | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    data: Any = None,
+    task: Task | str | Mapping[str, Any] | None = None,
+    rewards: Reward | Callable[..., Any] | Sequence[Any] | None = None,
+    algorithm: Surrogate | AdvantageEstimator | str | Mapping[str, Any] | None = None,
+    engine: MakeEngine | str | Mapping[str, Any] | None = None,
+    environment: EnvironmentFactory | str | Mapping[str, Any] | None = None,
+    optimizer: MakeOptimizer | Mapping[str, Any] | None = None,
     trackers: Sequence[Tracker] = (),
+    callbacks: Sequence[Callback | Callable[[Event], object]] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> Result:
+    """Train into the folder `out`; called again with the same settings, go on where it stopped.
+
+        groupwise.train("demo", steps=20)
+        groupwise.train("demo", data=rows, rewards=[correct], batch={"prompts": 8})
+        groupwise.train(config, model=loaded, tokenizer=tokenizer, callbacks=[stop_when_good])
+
+    `config` is a Config, or the name or file of a recipe (None: the demo's); `settings` go over it,
+    by name: steps=5, algorithm="dapo", batch={"prompts": 8}. Without `out` the folder is one of
+    runs/, by a digest of all that was given.
+
+    In place of names in the config, what is yours is passed as it is: `model`, a model of
+    transformers or PEFT in memory, which is trained in place, and its `tokenizer`; `data`, a
+    datasets.Dataset or a list of dicts with a column `prompt` (other columns: `data_task`), or a
+    `task`; `rewards`, functions or Rewards; `algorithm`, a surrogate or an advantage estimator;
+    `engine(policy, config)`; `environment`, as `tools_environment`, `trl_environment` or
+    `EnvironmentFactory` give it; `optimizer(parameter_groups, settings)`, which gives a
+    torch.optim.Optimizer; `trackers`, objects with `log(step, metrics)` and `close()`; `callbacks`,
+    objects with `on_step(event)`, or functions of an event: `event.stop(reason)` ends the run.
+    """
+    names = {"model": model, "task": task, "rewards": rewards, "algorithm": algorithm,
+             "engine": engine, "environment": environment, "optimizer": optimizer}  # fmt: skip
+    given = arguments_of(config, settings, names, tokenizer=tokenizer, data=data)
+    folder = default_folder(given) if out is None else pathlib.Path(out)
+    return train_given(given, folder, trackers, Callbacks(callbacks), quiet)
+
+
+def train_given(
+    given: Given,
+    folder: pathlib.Path,
+    trackers: Sequence[Tracker] = (),
+    callbacks: Callbacks = NO_CALLBACKS,
     quiet: bool = False,
 ) -> Result:
-    """Train into the folder `out`; called again with the same config, go on where it stopped.
-
-    Without `out` the folder is `default_folder(config)`: each config has one of its own.
-    In place of names in the config, what is yours is passed as it is: `rewards` and `task`;
-    `algorithm`, a surrogate or an advantage estimator; `engine(policy, config)`;
-    `optimizer(parameter_groups, settings)`, which gives a torch.optim.Optimizer; and `trackers`,
-    objects with `log(step, metrics)` and `close()`.
-    """
-    objective = config.algorithm if algorithm is None else config.algorithm.using(algorithm)
-    config = config.model_copy(update={"algorithm": objective.loaded()})
+    """What `train` does, with its arguments in order."""
+    config = given.config
     check_plan(config)
-    chosen = None if rewards is None else [_as_reward(reward) for reward in rewards]
-    folder = default_folder(config) if out is None else pathlib.Path(out)
     with joined(config.device, config.distributed.timeout) as world:
         check_ranks(config, world)
-        with open_run(folder, config, world) as run, StopRequest() as stop:
+        with open_run(folder, config, world) as run, StopRequest() as stop, run.kept_if_begun():
             stop.at_once = world.size == 1
             finished = world.broadcast(run.summary)
             if finished is not None and finished["steps"] >= config.steps:
@@ -101,22 +126,22 @@ def train(
                 return Result(run.path, finished)
             newest = world.first_does(lambda: _start_from(run))
             with world.one_ahead():
-                weights = newest and f"{newest}/model"
                 parts = load_parts(
                     config,
-                    weights=weights,
-                    rewards=chosen,
-                    task=task,
-                    engine=engine,
+                    weights=newest and f"{newest}/model",
+                    given=given.model,
+                    rewards=given.rewards,
+                    task=given.task,
+                    engine=given.engine,
+                    environment=given.environment,
                     training=True,
+                    world=world,
                 )
-            parts.world = world.aside()
-            parts.share_engine(world)
             with parts:
                 resumed = pathlib.Path(newest) if newest else None
-                state = start_state(parts, resumed, world, optimizer)
+                state = start_state(parts, resumed, world, given.optimizer)
                 quiet = quiet or not world.first
-                return run_to_the_end(parts, state, run, stop, quiet, trackers)
+                return run_to_the_end(parts, state, run, stop, quiet, trackers, callbacks)
 
 
 def run_to_the_end(
@@ -126,6 +151,7 @@ def run_to_the_end(
     stop: StopRequest,
     quiet: bool,
     own_trackers: Sequence[Tracker] = (),
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Result:
     """From where `state` stands: the loop, between two held-out evaluations."""
     config = parts.config
@@ -134,8 +160,9 @@ def run_to_the_end(
         console.print(describe(config, parts.policy), highlight=False, markup=False)
     if state.step or state.before:
         log.info("resuming %s after step %d", run.path, state.step)
+    state.publish(parts.engine)
     if not state.before:
-        with _status("held-out evaluation before training", quiet):
+        with _status("evaluating on the test problems, before training", quiet):
             held_out = parts.evaluate("test")
         run.log_evaluation("before", held_out.problems)
         state.before = held_out.metrics
@@ -146,10 +173,10 @@ def run_to_the_end(
     trackers = Trackers(makers)
     stop.at_once = False
     try:
-        run_loop(parts, state, run, trackers, stop)
+        stopped = run_loop(parts, state, run, trackers, stop, callbacks)
     finally:
         trackers.close()
-    return finish(parts, state, run, quiet)
+    return finish(parts, state, run, quiet, stopped)
 
 
 def _start_from(run: RunFolder) -> str | None:
@@ -159,12 +186,19 @@ def _start_from(run: RunFolder) -> str | None:
     return None if newest is None else str(newest)
 
 
-def default_folder(config: Config) -> pathlib.Path:
-    """runs/tiny-arithmetic-1f0c59d2: the last part is a digest of the settings."""
+def default_folder(given: Given) -> pathlib.Path:
+    """runs/tiny-arithmetic-1f0c59d2: the last part is a digest of the settings and the data."""
+    config, task = given.config, given.config.task.kind
     settings = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    digest = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
-    model = pathlib.PurePath(config.model).name[:40]
-    return pathlib.Path("runs") / f"{model}-{config.task.kind}-{digest}"
+    digest = hashlib.blake2b(settings.encode(), digest_size=4)
+    if given.task is not None:
+        task = given.task.name
+        for problem in given.task.train:
+            digest.update(f"{problem.id} {problem.prompt}".encode(errors="replace"))
+    for reward in given.rewards or ():
+        digest.update(f"{reward.name} {reward.weight}".encode())
+    name = f"{pathlib.PurePath(config.model).name[:40]}-{task}-{digest.hexdigest()}"
+    return pathlib.Path("runs") / re.sub(r"[^\w.-]+", "-", name)
 
 
 def start_state(
@@ -174,7 +208,13 @@ def start_state(
     optimizer: MakeOptimizer | None = None,
 ) -> TrainState:
     """A fresh state, or the one in checkpoint `resumed` (whose weights `parts.policy` has)."""
-    return make_state(parts.config, parts.policy, resumed, world, own_optimizer=optimizer)
+    state = make_state(
+        parts.config, parts.policy, resumed, world, own_optimizer=optimizer, given=parts.given
+    )
+    if world.size > 1:
+        in_shares = parts.waiting.size == 1
+        state.exchange = Exchange(world, parts.problems["train"], in_shares)
+    return state
 
 
 def make_state(
@@ -185,12 +225,15 @@ def make_state(
     *,
     with_reference: bool = True,
     own_optimizer: MakeOptimizer | None = None,
+    given: ModelInMemory | None = None,
 ) -> TrainState:
     """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
     if config.algorithm.needs_reference and with_reference:
-        reference = make_reference(config, policy, fresh=resumed is None)
-    optimizer, shards = make_stepper(config, policy, world, own_optimizer)
+        reference = make_reference(config, policy, fresh=resumed is None, given=given)
+    optimizer, shards = make_optimizer(config, policy, world, own_optimizer)
+    if not keeps_whole_copy(config, policy, world):
+        free_weights(policy.model)
     weight = config.algorithm.entropy_weight
     budget = TokenBudget(config.batch.tokens_per_microbatch, world, together=shards is not None)
     settings = without_secrets(config.model_dump(mode="json"))
@@ -208,20 +251,26 @@ def make_state(
     return state
 
 
-def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Result:
-    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve."""
+def finish(
+    parts: Parts, state: TrainState, run: RunFolder, quiet: bool, stopped: str | None = None
+) -> Result:
+    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve.
+
+    `stopped` says why a callback ended the run before its last step.
+    """
     config = parts.config
-    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
-    with _status("held-out evaluation after training", quiet):
+    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    with _status("evaluating on the test problems, after training", quiet):
         held_out = parts.evaluate("test")
     after = held_out.metrics
     if not state.optimizer.world.first:
+        join_save(state)
         return Result(run.path, {"before": state.before, "after": after, "steps": state.step})
     run.log_evaluation("after", held_out.problems)
     steps = read_metrics(run.path)
-    findings = diagnose(steps, config)
+    findings = diagnose_outcome(steps, state.before, after, config)
     summary = {
-        "status": "finished",
+        "status": "finished" if stopped is None else f"stopped: {stopped}",
         "steps": state.step,
         "seconds": state.seconds,
         "before": state.before,
@@ -230,7 +279,7 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
     }
 
     def write(folder: pathlib.Path) -> None:
-        save_model(parts.policy, folder)
+        save_model(state, folder)
         (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
 
     replace_folder(run.path / "model", write)
@@ -240,12 +289,15 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
         write_report(run.path, summary)
         save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
+    link_equal_files([saved / "model", run.path / "model", run.path / "best"])
     if not quiet:
         if steps:
             print_curve([line["reward"] for line in steps])
-        title = f"{parts.task.name}: {after['problems']:.0f} held-out problems"
+        title = f"{parts.task.name}: {after['problems']:.0f} test problems"
         console.print(before_after_table(state.before, after, title))
         print_findings(findings)
+        if stopped is not None:
+            console.print(f"stopped: {stopped}", highlight=False, markup=False)
         console.print(
             f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
             f"report in {run.path / 'report.html'}",
@@ -253,7 +305,13 @@ def finish(parts: Parts, state: TrainState, run: RunFolder, quiet: bool) -> Resu
             markup=False,
         )
         console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)
-    return Result(run.path, summary)
+    return Result(run.path, summary, _trained_in_place(parts, state))
+
+
+def _trained_in_place(parts: Parts, state: TrainState) -> ModelInMemory | None:
+    """The given model, where it is the one that was trained."""
+    given = parts.given
+    return given if given is not None and given.plain is state.policy.model else None
 
 
 def _status(text: str, quiet: bool) -> AbstractContextManager[object]:
@@ -272,12 +330,6 @@ def check_plan(config: Config) -> None:
             f"rollout.overlong_buffer ({config.rollout.overlong_buffer}) is longer than "
             f"rollout.max_completion_tokens ({config.rollout.max_completion_tokens}): lower it"
         )
-
-
-def _as_reward(reward: Reward | Callable[..., Any]) -> Reward:
-    if isinstance(reward, Reward):
-        return reward
-    return Reward(getattr(reward, "__name__", "reward"), reward)
 
 
 def _tracker_makers(

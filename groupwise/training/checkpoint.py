@@ -26,7 +26,6 @@ from torch.distributed.tensor import DTensor
 
 from groupwise.distributed.world import World
 from groupwise.errors import RunFolderError
-from groupwise.policy.load import Policy
 from groupwise.tracking.run import cannot_go_on
 from groupwise.tracking.whole import (
     aside_of,
@@ -44,6 +43,7 @@ from groupwise.training.damage import (
     saved_contents,
     sealed,
 )
+from groupwise.training.save_streamed import save_streamed
 from groupwise.training.state import TrainState
 
 log = logging.getLogger("groupwise")
@@ -52,21 +52,21 @@ log = logging.getLogger("groupwise")
 def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib.Path:
     """Write checkpoints/step-N, then delete all but the newest `keep`. All ranks take part."""
     world = state.optimizer.world
-    tensors = own_tensors(state.optimizer.state(), world)
+    tensors, numbers = own_tensors(state.optimizer.state(), world), state.numbers()
     name = "optimizer.safetensors"
     if world.size > 1:
         name = f"optimizer-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
 
     def write(folder: pathlib.Path) -> None:
-        save_model(state.policy, folder / "model")
+        save_model(state, folder / "model")
         world.barrier()  # the folder is there: the others may write
         save_file(tensors, folder / name)
         _check_all(world, None)
         if state.reference is not None and state.reference.saved:
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
-        numbers = {**state.numbers(), "contents": saved_contents(folder)}
-        (folder / STATE).write_text(json.dumps(sealed(numbers)))
+        contents = saved_contents(folder)
+        (folder / STATE).write_text(json.dumps(sealed({**numbers, "contents": contents})))
         (folder / MANIFEST).write_text(json.dumps(make_manifest(folder)))
 
     target = root / f"step-{state.step:06d}"
@@ -74,6 +74,7 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
         replace_folder(target, write)
         _delete_older(root, target, keep)
     else:
+        join_save(state)
         _write_beside(tensors, aside_of(target) / name, world)
     world.barrier()
     return target
@@ -116,16 +117,27 @@ def _check_all(world: World, problem: str | None) -> None:
         raise OSError(found) if world.first else RunFolderError(found)
 
 
-def save_model(policy: Policy, folder: pathlib.Path) -> None:
+def save_model(state: TrainState, folder: pathlib.Path) -> None:
     """A standard Hugging Face folder: weights, config, tokenizer, generation config.
 
-    Of a policy with an adapter, the adapter alone in PEFT's format, and the tokenizer.
+    Of a policy with an adapter, the adapter alone in PEFT's format, and the tokenizer. While rank 0
+    writes weights that no rank has whole, the others `join_save`.
     """
-    if policy.adapter is None:
+    policy = state.policy
+    if policy.adapter is not None:
+        policy.adapter.save(folder)
+    elif state.is_whole:
         policy.model.save_pretrained(folder)
     else:
-        policy.adapter.save(folder)
+        save_streamed(policy.model, state.weights(), folder)
     policy.tokenizer.save_pretrained(folder)
+
+
+def join_save(state: TrainState) -> None:
+    """What the other ranks do while rank 0 saves the model."""
+    if not state.is_whole:
+        for _ in state.weights():
+            pass
 
 
 def newest_checkpoint(root: pathlib.Path) -> pathlib.Path | None:

@@ -7,12 +7,10 @@ clock.phases                    {"update": 0.81}
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-
-from groupwise.types import Group
 
 _current: ContextVar["Clock | None"] = ContextVar("clock", default=None)
 
@@ -22,9 +20,14 @@ def phase(name: str) -> Iterator[None]:
     """The time until this is left belongs to `name`, on the clock that is open in this thread."""
     began = time.perf_counter()
     yield
+    spent(name, time.perf_counter() - began)
+
+
+def spent(name: str, seconds: float) -> None:
+    """These seconds belong to `name`."""
     clock = _current.get()
     if clock is not None:
-        clock.phases[name] = clock.phases.get(name, 0.0) + time.perf_counter() - began
+        clock.phases[name] = clock.phases.get(name, 0.0) + seconds
 
 
 @dataclass
@@ -47,9 +50,8 @@ class Clock:
     def total(self) -> float:
         return time.perf_counter() - self.start
 
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+    def metrics(self, tokens: int) -> dict[str, float]:
         """Tokens per second are of the step alone, without its evaluation."""
-        tokens = sum(len(c.tokens) for group in groups for c in group.completions)
         phases = {f"seconds/{name}": seconds for name, seconds in self.phases.items()}
         speed = tokens / (self.total - self.phases.get("eval", 0.0))
         return {"seconds": self.total, **phases, "tokens_per_second": speed}

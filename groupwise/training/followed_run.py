@@ -21,6 +21,7 @@ class FollowedRun(RunFolder):
     def __init__(self, path: pathlib.Path, config: Config) -> None:
         self.path = path
         self.config = config
+        self._is_new = False
 
     def __exit__(self, *_: object) -> None:
         """Rank 0 holds the lock."""

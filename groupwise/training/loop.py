@@ -1,31 +1,48 @@
 """The loop around GRPO's step (step.py): logging, evaluation, checkpoints, signals."""
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from groupwise.diagnose import Watch
 from groupwise.distributed.world import World
+from groupwise.environments.metrics import episode_metrics
 from groupwise.errors import EngineGoneError, Interrupted
 from groupwise.load import Parts
 from groupwise.rollout.collect import Rollout
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_metrics
-from groupwise.training.checkpoint import replace_folder, save_checkpoint, save_model
+from groupwise.training.callbacks import Callbacks
+from groupwise.training.checkpoint import (
+    join_save,
+    replace_folder,
+    save_checkpoint,
+    save_model,
+)
 from groupwise.training.clock import Clock, phase
 from groupwise.training.metrics import rollout_metrics, staleness
 from groupwise.training.rollouts import rollouts_for
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
 from groupwise.training.step import Step, grpo_step
+from groupwise.types import Group
 
 log = logging.getLogger("groupwise")
 
+NO_CALLBACKS = Callbacks()
+
 
 def run_loop(
-    parts: Parts, state: TrainState, run: RunFolder, trackers: Trackers, stop: StopRequest
-) -> None:
-    """Train from where `state` stands to the last step."""
+    parts: Parts,
+    state: TrainState,
+    run: RunFolder,
+    trackers: Trackers,
+    stop: StopRequest,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> str | None:
+    """Train from where `state` stands to the last step; the reason where a callback ends it."""
     config, world = parts.config, state.optimizer.world
     watch = Watch(config, read_metrics(run.path))
     rollouts = rollouts_for(parts, state)
@@ -46,41 +63,69 @@ def run_loop(
         except EngineGoneError as error:
             raise _saved_first(error, parts, state, run) from error
         save_and_leave_if_asked()
-        return state.pending.pop(0)
+        rollout = state.pending.pop(0)
+        if state.exchange is not None and not state.exchange.in_shares:
+            return state.exchange.scatter(rollout, config.batch.minibatches)
+        return rollout
 
-    while state.step < config.steps:
+    call = partial(callbacks.call, state=state, steps=config.steps)
+    call("on_start", {}, run.path)
+    reason = None
+    while state.step < config.steps and reason is None:
         with Clock() as clock:
             step = grpo_step(parts, state, sample)
             rollouts.follow()
             if config.eval.every and state.step % config.eval.every == 0:
                 with phase("eval"), rollouts.up_to_date():
                     step.metrics.update(_evaluate(parts, state, run, world))
+                call("on_evaluate", step.metrics, run.path)
             state.seconds += clock.total
-            line = _metrics_line(step, clock, parts, state)
+            line = metrics_line(step, clock, parts, state)
+        groups = stored_groups(step, state, run)
         if world.first:
-            _log(line, step, run, trackers, watch)
+            log_step(line, groups, run, trackers, watch)
+        call("on_step", line, run.path)
         save_and_leave_if_asked()
         if config.checkpoint.every and state.step % config.checkpoint.every == 0:
             with rollouts.settled():
-                save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+                saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+            call("on_save", line, saved)
+        reason = callbacks.reason_to_stop(world)
+    call("on_end", {}, run.path)
     rollouts.close()
+    return reason
 
 
-def _metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> dict[str, Any]:
+def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> dict[str, Any]:
     """What metrics.jsonl keeps of a step."""
-    groups = step.batch.groups
+    groups, world = step.batch.groups, state.optimizer.world
     line = {"step": state.step, **step.metrics}
-    line |= rollout_metrics(groups, step.drawn, parts.reward_weights)
-    if parts.config.workers.apart:
-        line |= staleness(groups, state.step - 1)
-    return line | clock.metrics(groups)
+    line |= rollout_metrics(groups, step.drawn, parts.reward_weights, world)
+    if parts.episodes is not None:
+        line |= episode_metrics(groups, world)
+    if parts.config.timing.kind != "in_turn":
+        line |= staleness(groups, state.step - 1, world)
+    tokens = sum(c.length for group in groups for c in group.completions)
+    return line | clock.metrics(sum(world.gather(tokens)))
+
+
+def stored_groups(step: Step, state: TrainState, run: RunFolder) -> list[Group]:
+    """What the step's file of rollouts is to hold, on rank 0; nothing where none is due."""
+    every = run.config.tracking.rollouts
+    if not every or state.step % every:
+        return []
+    batch = step.batch
+    own = Rollout(batch.stored_groups(), step.drawn, batch.places, batch.total)
+    if state.exchange is None:
+        return own.groups
+    return [group for whole in state.exchange.gather([own]) for group in whole.groups]
 
 
 def _saved_first(
     error: EngineGoneError, parts: Parts, state: TrainState, run: RunFolder
 ) -> EngineGoneError:
     """The error, after what was trained so far is saved: the step that it ended had not begun."""
-    if parts.config.workers.staleness or parts.world.size > 1:
+    if parts.config.timing.max_staleness or state.optimizer.world.size > 1:
         # What older weights owed is not there, or others are in the middle of something.
         return EngineGoneError(f"{error}: it goes on from the last checkpoint")
     folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
@@ -94,16 +139,23 @@ def _evaluate(parts: Parts, state: TrainState, run: RunFolder, world: World) -> 
     if state.best is None or score > state.best:
         state.best = score
         if world.first:
-            replace_folder(run.path / "best", lambda folder: save_model(parts.policy, folder))
+            replace_folder(run.path / "best", lambda folder: save_model(state, folder))
+        else:
+            join_save(state)
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 
-def _log(
-    line: dict[str, Any], step: Step, run: RunFolder, trackers: Trackers, watch: Watch
+def log_step(
+    line: dict[str, Any],
+    groups: Sequence[Group],
+    run: RunFolder,
+    trackers: Trackers,
+    watch: Watch,
 ) -> None:
-    number, every = line["step"], run.config.tracking.rollouts
-    if every and number % every == 0:
-        run.log_rollouts(number, step.batch.stored_groups())
+    """A step into the run's folder, to its trackers, and past those who look for trouble."""
+    number = line["step"]
+    if groups:
+        run.log_rollouts(number, groups)
     run.log_metrics(line)
     trackers.log(number, line)
     note(watch.add(line), run.path)

@@ -1,50 +1,98 @@
-"""Numbers that describe a step's answers, and the machine's memory."""
+"""Numbers that describe a step's answers and updates, and the machine's memory."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from groupwise.distributed.world import ALONE, World
+from groupwise.objective.loss import Metrics
+from groupwise.training.loss_scale import LossScale
 from groupwise.types import Group
 
 
 def rollout_metrics(
-    groups: Sequence[Group], drawn: int, weights: Mapping[str, float]
+    groups: Sequence[Group], drawn: int, weights: Mapping[str, float], world: World = ALONE
 ) -> dict[str, float]:
     """spread/NAME is a reward's part in the spread within groups, weight included; varied/NAME
-    the share of groups in which it differs between answers.
+    the share of groups in which it differs between answers. Each rank has its own groups.
     """
-    completions = [completion for group in groups for completion in group.completions]
-    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-    lengths = [len(completion.tokens) for completion in completions]
-    metrics = {
-        "reward": _mean(rewards),
-        "reward_std": _mean([_std([r for r in g.rewards if r is not None]) for g in groups]),
-        "no_spread": _mean([float(not group.has_spread) for group in groups]),
-        "truncated": _mean([float(completion.truncated) for completion in completions]),
-        "tokens": _mean(lengths),
-        "tokens_max": float(max(lengths, default=0)),
+    means = world.means(_rollout_values(groups, weights))
+    lengths = [len(c.tokens) for group in groups for c in group.completions]
+    metrics = means | {
+        "tokens_max": float(world.max(max(lengths, default=0))),
         "problems_drawn": float(drawn),
         "memory_gb": memory_gb(),
     }
-    for name in groups[0].scores:
-        scores = [score for group in groups for score in group.scores[name] if score is not None]
-        metrics[f"rewards/{name}"] = _mean(scores)
-        known = [[score for score in g.scores[name] if score is not None] for g in groups]
-        metrics[f"spread/{name}"] = abs(weights.get(name, 1.0)) * _mean([_std(s) for s in known])
-        metrics[f"varied/{name}"] = _mean([float(len(set(s)) > 1) for s in known])
     if "rewards/correct" in metrics:
         metrics["accuracy"] = metrics["rewards/correct"]
     return metrics
 
 
-def staleness(groups: Sequence[Group], step: int) -> dict[str, float]:
+def _rollout_values(
+    groups: Sequence[Group], weights: Mapping[str, float]
+) -> dict[str, list[float]]:
+    """What the metrics are means of."""
+    completions = [completion for group in groups for completion in group.completions]
+    rewards = [reward for group in groups for reward in group.rewards if reward is not None]
+    values = {
+        "reward": rewards,
+        "reward_std": [_std([r for r in g.rewards if r is not None]) for g in groups],
+        "no_spread": [float(not group.has_spread) for group in groups],
+        "truncated": [float(completion.truncated) for completion in completions],
+        "tokens": [float(len(completion.tokens)) for completion in completions],
+    }
+    for name in groups[0].scores if groups else ():
+        known = [[score for score in g.scores[name] if score is not None] for g in groups]
+        weight = abs(weights.get(name, 1.0))
+        values[f"rewards/{name}"] = [score for scores in known for score in scores]
+        values[f"spread/{name}"] = [weight * _std(scores) for scores in known]
+        values[f"varied/{name}"] = [float(len(set(scores)) > 1) for scores in known]
+    return values
+
+
+def staleness(groups: Sequence[Group], step: int, world: World = ALONE) -> dict[str, float]:
     """Updates between the weights that sampled the answers and those that step `step` begins with.
 
     Its mean and its largest.
     """
-    ages = [float(step - c.version) for group in groups for c in group.completions]
-    return {"staleness": _mean(ages), "staleness_max": max(ages, default=0.0)}
+    answers = [c for group in groups for c in group.completions if c.tokens]
+    ages = [float(step - c.version) for c in answers]
+    largest = max(world.gather(max(ages, default=0.0)))
+    return {**world.means({"staleness": ages}), "staleness_max": largest}
+
+
+def add_metrics(totals: Metrics, more: Metrics) -> None:
+    for name, (total, count) in more.items():
+        before = totals.get(name)
+        totals[name] = (total, count) if before is None else (before[0] + total, before[1] + count)
+
+
+def over_ranks(metrics: Metrics, world: World) -> Metrics:
+    """The sums and counts of all ranks together; the loss stays a sum."""
+    if world.size == 1:
+        return metrics
+    added: Metrics = {}
+    for part in world.gather({name: [s.item(), c.item()] for name, (s, c) in metrics.items()}):
+        pairs = {name: torch.tensor(pair, dtype=torch.float64) for name, pair in part.items()}
+        add_metrics(added, {name: (pair[0], pair[1]) for name, pair in pairs.items()})
+    return added | {"loss": (added["loss"][0], torch.ones((), dtype=torch.float64))}
+
+
+def update_metrics(
+    totals: Metrics, norms: Sequence[float], lr: float, scale: LossScale | None
+) -> dict[str, float]:
+    """Means over the optimizer steps of one rollout."""
+    means = {name: (s / c.clamp(min=1e-12)).item() for name, (s, c) in totals.items()}
+    if not norms:
+        return {"loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "updates": 0, "skipped": 0, **means}
+    taken = [norm for norm in norms if math.isfinite(norm)]
+    skipped = len(norms) - len(taken)
+    if scale is not None:
+        means["loss_scale"] = scale.value
+    norm = sum(taken) / len(taken) if taken else norms[0]
+    return {"grad_norm": norm, "lr": lr, "updates": len(taken), "skipped": skipped, **means}
 
 
 def memory_gb() -> float:

@@ -14,7 +14,7 @@ share one model (fsdp2) weights are sharded fp32 DTensors, and so are gradients 
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,7 @@ from groupwise.config import OptimizerSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.errors import MissingExtraError
 from groupwise.extensions import load_object
+from groupwise.policy.weights import copy_into
 from groupwise.training.loss_scale import LossScale
 
 # What our own kinds keep for a weight (shared tables of codes too: they are tiny). Of a user's
@@ -39,9 +40,12 @@ Groups = list[dict[str, Any]]
 """torch.optim's parameter groups."""
 MakeOptimizer = Callable[[Groups, OptimizerSettings], torch.optim.Optimizer]
 """How an optimizer is made: ours, or one of the user's (`optimizer.kind=file.py:function`)."""
+SetRates = Callable[[torch.optim.Optimizer, float], float]
+"""Sets the learning rates for an optimizer step, and returns the one to report. It gets how many
+rollouts have been learned from: n + 1/4 in the second of four optimizer steps on a rollout."""
 
 
-class Stepper(Protocol):
+class TrainingOptimizer(Protocol):
     """What a training step needs of an optimizer: this module's, or DeepSpeed's (zero.py)."""
 
     world: World
@@ -49,19 +53,21 @@ class Stepper(Protocol):
     @property
     def scale(self) -> LossScale | None: ...
 
-    @property
-    def loss_scale(self) -> float: ...
-
     def backward(self, loss: Tensor, last: bool) -> None:
         """Add the loss's gradient to what is there; `last`: no more of it before the step."""
         ...
 
-    def step(self, progress: int) -> tuple[float, float]: ...
+    def step(self, progress: float) -> tuple[float, float]: ...
 
-    def forget(self) -> None: ...
+    def zero_grad(self) -> None: ...
 
-    def fill(self, model: nn.Module) -> None:
+    def copy_weights_to(self, model: nn.Module) -> None:
         """Copy the present weights into a full copy of a sharded model."""
+        ...
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Of a sharded model each trained weight whole, in the precision of the model, one after
+        the other. All ranks read them together."""
         ...
 
     def state(self) -> Mapping[str, Tensor]:
@@ -87,7 +93,7 @@ class Optimizer:
         self.total_steps = total_steps
         self.world = world
         self.updates = 0
-        self.sharded = computed_in is not None
+        self.sharded, self.computed_in = computed_in is not None, computed_in
         self.weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters = {name: _master(p, settings.offload) for name, p in self.weights.items()}
         for name, weight in self.weights.items():
@@ -96,6 +102,9 @@ class Optimizer:
         self.inner = (make or _maker(settings))(
             parameter_groups(list(self.masters.values()), settings), settings
         )
+        self.set_rates: SetRates = self._follow_schedule
+        self.kept_state = None if make is not None else MOMENTS.get(settings.kind)
+        """What is kept of the state of a weight; None: every number and tensor."""
         dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
         self.scale = LossScale() if torch.float16 in dtypes else None
         self.rounds = computed_in not in (None, torch.float32)
@@ -126,13 +135,11 @@ class Optimizer:
         (loss * factor if factor != 1 else loss).backward()
 
     @torch.no_grad()
-    def step(self, progress: int) -> tuple[float, float]:
+    def step(self, progress: float) -> tuple[float, float]:
         """Clip, update, forget the gradients. Returns the norm before clipping, and the lr."""
         if not self.sharded and self.world.size > 1:
             self._sum_over_ranks()
-        lr = learning_rate(self.settings, progress, self.total_steps)
-        for group in self.inner.param_groups:
-            group["lr"] = lr
+        lr = self.set_rates(self.inner, progress)
         if self.loss_scale != 1:
             for master in self.masters.values():
                 if master.grad is not None:
@@ -149,8 +156,15 @@ class Optimizer:
             self.updates += 1
         if self.scale is not None:
             self.scale.after_step(finite)
-        self.forget()
+        self.zero_grad()
         return norm.item(), lr
+
+    def _follow_schedule(self, inner: torch.optim.Optimizer, progress: float) -> float:
+        """All optimizer steps of a rollout have the same rate."""
+        lr = learning_rate(self.settings, math.floor(progress), self.total_steps)
+        for group in inner.param_groups:
+            group["lr"] = lr
+        return lr
 
     def _sum_over_ranks(self) -> None:
         """A weight that no rank has a gradient for stays without."""
@@ -162,18 +176,21 @@ class Optimizer:
                 master.grad = torch.zeros_like(master)
         self.world.all_reduce([master.grad for master in reduced if master.grad is not None])
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradients."""
         self.inner.zero_grad(set_to_none=True)
         for weight in self.weights.values():
             weight.grad = None
 
     @torch.no_grad()
-    def fill(self, model: nn.Module) -> None:
+    def copy_weights_to(self, model: nn.Module) -> None:
         if self.sharded:
-            full = dict(model.named_parameters())
-            for name, weight in self.weights.items():
-                full[name].copy_(_full_tensor(weight))
+            copy_weights(model, self.full_weights())
+
+    @torch.no_grad()
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self.weights.items():
+            yield name, _full_tensor(weight.detach()).to(self.computed_in)
 
     def state(self) -> dict[str, Tensor]:
         """Moments, counts, masters and loss scale by parameter name, fit for safetensors.
@@ -185,7 +202,7 @@ class Optimizer:
             if master is not self.weights[name] or self.rounds:
                 tensors[f"master.{name}"] = master.detach()
             state = self.inner.state.get(master, {})
-            for key in MOMENTS.get(self.settings.kind, state):
+            for key in self.kept_state or state:
                 if isinstance(state.get(key), Tensor | int | float):
                     value = torch.as_tensor(state[key])
                     tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
@@ -200,7 +217,7 @@ class Optimizer:
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
                 master.copy_(_distributed_like(tensors[f"master.{name}"], master))
-            keys = MOMENTS.get(self.settings.kind, saved)
+            keys = self.kept_state or saved
             state = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
             if state:
                 self.inner.state[master] = {
@@ -215,6 +232,13 @@ class Optimizer:
             eight = self.settings.kind == "adamw_8bit"
             return int(value) if eight else value.to(master.device, copy=True)
         return _distributed_like(value, master)
+
+
+def copy_weights(model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """Copy weights into a full copy of a sharded model, unless its memory was freed."""
+    full = dict(model.named_parameters())
+    if not any(weight.is_meta for weight in full.values()):
+        copy_into(full, weights)
 
 
 def _full_tensor(tensor: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 import logging
 
+from groupwise.compat.transformers import is_saved_in_another_form
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError
 from groupwise.policy.policy import Policy
-from groupwise.training.optim import MakeOptimizer, Optimizer, Stepper
+from groupwise.training.optim import MakeOptimizer, Optimizer, TrainingOptimizer
 
 log = logging.getLogger("groupwise")
 
@@ -29,11 +30,6 @@ def check_ranks(config: Config, world: World) -> None:
         )
     elif kind != "none":
         log.info("%d ranks, %s", world.size, kind)
-    if world.size > 1 and config.workers.apart:
-        raise ConfigError(
-            f"workers sample for one training process, and these are {world.size}: leave out "
-            "workers.count and workers.urls (each rank samples its share), or --nproc"
-        )
     if kind in ("none", "ddp"):
         return
     if config.quantization is not None:
@@ -53,9 +49,19 @@ def check_ranks(config: Config, world: World) -> None:
         )
 
 
-def make_stepper(
+def keeps_whole_copy(config: Config, policy: Policy, world: World) -> bool:
+    """Whether each rank keeps the model whole beside its shard of it: to sample from, for a
+    reference that follows it, or because it is saved in another form than it is trained in."""
+    sharded = kind_for(config, world) in ("fsdp2", "zero3")
+    moves = config.algorithm.needs_reference and config.reference.kind in ("copied", "mixed")
+    converted = is_saved_in_another_form(policy.model)
+    elsewhere = config.place.kind != "here"
+    return not (sharded and elsewhere) or policy.adapter is not None or moves or converted
+
+
+def make_optimizer(
     config: Config, policy: Policy, world: World, optimizer: MakeOptimizer | None = None
-) -> tuple[Stepper, Policy | None]:
+) -> tuple[TrainingOptimizer, Policy | None]:
     """The optimizer, and this rank's shard of the policy where the model is sharded."""
     kind = kind_for(config, world)
     settings, steps = config.optimizer, config.steps

@@ -3,7 +3,7 @@
 accelerate wraps each decoder layer by torch's `fully_shard`. Shards are fp32, so they are at once
 the optimizer's masters, and are gathered layer by layer in the policy's precision. Sampling needs
 full weights at every token: for it each rank keeps a full copy in the policy's precision, which is
-the policy that was loaded, and which `Optimizer.fill` brings up to date after each update. That
+the policy that was loaded, and which `copy_weights_to` brings up to date after each update. That
 copy is also what is saved, and what a reference that moves follows.
 """
 
@@ -20,6 +20,7 @@ from groupwise.compat.transformers import no_split_modules
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.policy.compiled import decoder_layers
+from groupwise.policy.load import pick_device
 from groupwise.policy.policy import Policy, split_head
 
 
@@ -45,7 +46,7 @@ def shard(policy: Policy, config: Config, world: World) -> Policy:
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    dtype, device = policy.model.dtype, policy.device
+    dtype, device = policy.model.dtype, pick_device(config.device)
     shards = copy_policy(policy)
     for weight in shards.model.parameters():
         if weight.requires_grad:
@@ -74,6 +75,17 @@ def copy_policy(policy: Policy) -> Policy:
     model.to("cpu")  # the buffers
     body, head = split_head(model)
     return replace(policy, model=model, adapter=adapter, body=body, head=head)
+
+
+def free_weights(model: nn.Module) -> None:
+    """Free the memory of a model's weights: names, shapes and precision stay."""
+    empty: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if id(weight) not in empty:  # tied weights stay tied
+                meta = torch.empty_like(weight, device="meta")
+                empty[id(weight)] = nn.Parameter(meta, weight.requires_grad)
+            setattr(module, name, empty[id(weight)])
 
 
 def layer_classes(model: Any) -> list[str]:

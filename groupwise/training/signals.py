@@ -4,10 +4,11 @@ Before training begins there is nothing to save: loading a model or evaluating i
 Launchers often send one twice within moments, to a process and to its group: those are one.
 """
 
+import os
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 from groupwise.distributed.world import World
 from groupwise.errors import Interrupted
@@ -32,12 +33,7 @@ class StopRequest:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
 
@@ -58,5 +54,7 @@ class StopRequest:
             raise Interrupted(f"stopped by {name} before training began; nothing was to be saved")
         if self.requested is None:
             self.requested, self._asked_at = signal.Signals(number).name, time.monotonic()
+            # Not print: the signal may have arrived in the middle of one.
+            os.write(2, b"\nstopping: the run is saved at its next safe point; again: at once\n")
         elif time.monotonic() - self._asked_at > SAME_SECONDS:
             raise KeyboardInterrupt

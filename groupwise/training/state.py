@@ -1,14 +1,20 @@
 """All that must survive a crash. A checkpoint holds exactly this."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from groupwise.policy.load import Policy
 from groupwise.policy.reference import KLReference
+from groupwise.policy.weights import trained_weights
 from groupwise.rollout.collect import Rollout
+from groupwise.rollout.engine import Engine
+from groupwise.training.exchange import Exchange
 from groupwise.training.memory_fit import TokenBudget
-from groupwise.training.optim import Stepper
-from groupwise.types import group_from_json, to_json
+from groupwise.training.optim import TrainingOptimizer
+from groupwise.types import Group, group_from_json, to_json
 
 
 @dataclass
@@ -16,14 +22,17 @@ class TrainState:
     """Weights and moments, and a few numbers. Randomness is keyed by step, so no generator is here.
 
     `policy` is what answers, is saved and, as a rule, learns. Where ranks hold a model together,
-    `shards` is this rank's part of it, which learns, and `policy` a whole copy that follows. (Of
-    DeepSpeed's lower stages, which part only what belongs to the optimizer, both are one model.)
+    `shards` is this rank's part of it, which learns, and `policy` a whole copy that follows; or,
+    where other processes sample, a shell without weights. (Of DeepSpeed's lower stages, which part
+    only what belongs to the optimizer, both are one model.)
     `cursor` counts the problems drawn for the steps learned from. `pending` holds what was sampled
-    for the next steps, in their order, and not yet learned from.
+    for the next steps, in their order, and not yet learned from. In flight, `cursor` counts all
+    problems drawn: those in `open` are to be sampled still, and `complete` are groups that wait to
+    be learned from, each by its problem's position in the order.
     """
 
     policy: Policy
-    optimizer: Stepper
+    optimizer: TrainingOptimizer
     reference: KLReference | None
     shards: Policy | None = None
     step: int = 0
@@ -34,8 +43,12 @@ class TrainState:
     best: float | None = None
     before: dict[str, float] = field(default_factory=dict)
     pending: list[Rollout] = field(default_factory=list)
+    open: list[int] = field(default_factory=list)
+    complete: dict[int, Group] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     """The run's config as plain values: should config.yaml be lost, a checkpoint still has it."""
+    exchange: Exchange | None = None
+    """How ranks bring their groups together; not part of a checkpoint."""
     budget: TokenBudget = field(default_factory=TokenBudget)
     """Tokens that go through the model at once; not part of a checkpoint."""
 
@@ -43,13 +56,44 @@ class TrainState:
     def learner(self) -> Policy:
         return self.shards or self.policy
 
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What an engine samples from, one tensor at a time. Where ranks hold the model together
+        and none has it whole, all of them read the weights together."""
+        if self.is_whole:
+            yield from trained_weights(self.policy).items()
+        else:
+            yield from self.optimizer.full_weights()
+
+    def publish(self, engine: Engine) -> None:
+        """The engine samples from the present weights from now on."""
+        weights = self.weights()
+        engine.load_weights(self.step, weights)
+        for _ in weights:  # an engine that has them already reads none, and other ranks do
+            pass
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `policy` has its weights; else they are in the shards alone."""
+        return not any(weight.is_meta for weight in self.policy.model.parameters())
+
     def numbers(self) -> dict[str, Any]:
-        """The part that is not tensors, as JSON values."""
+        """The part that is not tensors, as JSON values. All ranks call it; rank 0 gets it whole."""
+        parted = self.exchange is not None and self.exchange.in_shares
+        complete = Rollout(list(self.complete.values()), 0, tuple(self.complete), int(parted))
+        pending = [*self.pending, complete]
+        if self.exchange is not None:
+            pending = self.exchange.gather(pending)
+        complete = pending.pop() if pending else complete
         return {
             **{name: getattr(self, name) for name in _NUMBERS},
             "pending": [
                 {"drawn": step.drawn, "groups": [to_json(group) for group in step.groups]}
-                for step in self.pending
+                for step in pending
+            ],
+            "open": self.open,
+            "complete": [
+                [place, to_json(group)]
+                for place, group in zip(complete.places, complete.groups, strict=True)
             ],
             "settings": self.settings,
         }
@@ -61,6 +105,8 @@ class TrainState:
             Rollout([group_from_json(group) for group in step["groups"]], step["drawn"])
             for step in data["pending"]
         ]
+        self.complete = {place: group_from_json(group) for place, group in data.get("complete", [])}
+        self.open = data.get("open", [])
 
 
 _NUMBERS = (

@@ -1,7 +1,6 @@
 """One step of GRPO. Read this, update.py, batch.py and objective/ to know what groupwise does.
 
     for _ in range(config.steps):
-        parts.engine.sync(version=state.step)
         step = grpo_step(parts, state)
         print(step.metrics["loss"], step.batch.groups[0].advantages)
 
@@ -11,15 +10,16 @@ resume exact.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from groupwise.batch import Batch
 from groupwise.load import Parts
-from groupwise.objective.assign import assign_advantages
 from groupwise.training.clock import phase
 from groupwise.training.collect import Rollout, collect
+from groupwise.training.exchange import assign_over_ranks
+from groupwise.training.recorder import Recorder
 from groupwise.training.state import TrainState
-from groupwise.training.update import Update, annotate, learn, rollout_batch
+from groupwise.training.update import annotate, learn, rollout_batch
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,30 @@ def grpo_step(
     parts: Parts,
     state: TrainState,
     sample: Callable[[Parts, TrainState], Rollout] = collect,
-    observe: Callable[[Update], None] | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """Sample groups of answers, score them, and learn from those that differ from their group.
 
-    `observe` is shown each optimizer step. Moves weights, moments, step count and data position.
+    Moves weights, moments, step count and data position.
     """
-    config = parts.config
+    config, world = parts.config, state.optimizer.world
 
     # N problems, G answers to each, a reward for every answer.
     rollout = sample(parts, state)
 
     # Old and reference log-probs: what must be known before the first update, where it is needed.
     with phase("logprobs"):
-        batch = annotate(rollout_batch(rollout.groups, config), state, config)
+        batch = rollout_batch(rollout.groups, config)
+        batch = replace(batch, places=rollout.places, total=rollout.total)
+        batch = annotate(batch, state, config)
 
     # How much better is each answer than the others of its group?
-    batch = assign_advantages(batch, config.algorithm, parts.reward_weights)
+    weights, turn_weight = parts.reward_weights, config.environment.turn_weight
+    batch = assign_over_ranks(batch, config.algorithm, weights, world, turn_weight)
 
     # Make answers that beat their group more likely, the others less.
     with phase("update"):
-        metrics = learn(batch, state, config, observe)
+        metrics = learn(batch, state, config, recorder)
 
     state.cursor += rollout.drawn
     if state.reference is not None:

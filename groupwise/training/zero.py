@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from groupwise.compat import deepspeed as zero_state
 from groupwise.compat.accelerate import reset_accelerate
 from groupwise.config import Config
+from groupwise.distributed.limits import ZERO_BUCKET
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError, MissingExtraError
+from groupwise.policy.load import pick_device
 from groupwise.policy.policy import Policy
 from groupwise.training.loss_scale import GROW_AFTER, LossScale
-from groupwise.training.optim import learning_rate, parameter_groups
+from groupwise.training.optim import copy_weights, learning_rate, parameter_groups
 from groupwise.training.shards import ForwardRoot, copy_policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -35,7 +37,7 @@ def make_zero(policy: Policy, config: Config, world: World) -> tuple["ZeroOptimi
     """The optimizer, and the policy as DeepSpeed's engine runs it."""
     if importlib.util.find_spec("deepspeed") is None:
         raise MissingExtraError("deepspeed", "deepspeed")
-    stage, device = int(config.distributed.kind[-1]), policy.device
+    stage, device = int(config.distributed.kind[-1]), pick_device(config.device)
     if stage == 0 and policy.model.dtype != torch.float32:
         raise ConfigError(
             "distributed.kind=zero0 trains in fp32 only: use ddp, which splits as little, or zero1"
@@ -65,10 +67,6 @@ class ZeroOptimizer:
         self.adamw: torch.optim.AdamW = adamw
 
     @property
-    def loss_scale(self) -> float:
-        return self.scale.value if self.scale else 1.0
-
-    @property
     def scale(self) -> LossScale | None:
         """DeepSpeed's own, which it applies itself."""
         if self.dtype != torch.float16:
@@ -79,8 +77,8 @@ class ZeroOptimizer:
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * self.world.size)
 
-    def step(self, progress: int) -> tuple[float, float]:
-        lr = learning_rate(self.settings, progress, self.total_steps)
+    def step(self, progress: float) -> tuple[float, float]:
+        lr = learning_rate(self.settings, int(progress), self.total_steps)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         norm = None
@@ -90,19 +88,22 @@ class ZeroOptimizer:
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if norm is None else norm), lr
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self.engine.optimizer.zero_grad()
 
     @torch.no_grad()
-    def fill(self, model: nn.Module) -> None:
-        if self.stage < 3:
-            return
+    def copy_weights_to(self, model: nn.Module) -> None:
+        if self.stage == 3:
+            copy_weights(model, self.full_weights())
+
+    @torch.no_grad()
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         import deepspeed
 
-        full = dict(model.named_parameters())
         for name, weight in self.weights.items():
             with deepspeed.zero.GatheredParameters([weight]):
-                full[name].copy_(weight.data)
+                full = weight.data.clone()
+            yield name, full
 
     def state(self) -> Mapping[str, Tensor]:
         return _State(self)
@@ -223,6 +224,7 @@ def _engine(
 def deepspeed_config(config: Config, stage: int, dtype: torch.dtype) -> dict[str, Any]:
     distributed = config.distributed
     zero: dict[str, Any] = {"stage": stage}
+    zero |= {"reduce_bucket_size": ZERO_BUCKET, "allgather_bucket_size": ZERO_BUCKET}
     if distributed.offload_optimizer or config.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if distributed.offload_parameters:

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from groupwise.view.stored_group import StoredAnswer, StoredGroup, Unreadable
+from groupwise.view.stored_group import StoredAnswer, StoredEpisode, StoredGroup, Unreadable
 
 PREVIEW = 4_000
 TEXT_PAGE = 50_000
 TOKEN_PAGE = 1_000
 COLUMN_PREVIEW = 400
+MOST_ANSWERS = 256
+MOST_MESSAGES = 200
 
 Decoder = Callable[[Sequence[int]], list[str]]
 """Token ids to one text for each."""
@@ -27,16 +29,23 @@ def group_card(group: StoredGroup) -> dict[str, Any]:
             for name, value in list(group.columns.items())[:50]
         },
         "has_spread": group.has_spread,
-        "answers": [_answer_card(answer) for answer in group.answers],
+        "answers": [
+            _answer_card(answer, group.segments(answer))
+            for answer in group.whole_answers[:MOST_ANSWERS]
+        ],
+        "total_answers": len(group.whole_answers),
     }
 
 
-def _answer_card(answer: StoredAnswer) -> dict[str, Any]:
+def _answer_card(answer: StoredAnswer, segments: list[int]) -> dict[str, Any]:
     return {
         "index": answer.index,
         "text": answer.text[:PREVIEW],
         "chars": len(answer.text),
-        "tokens": len(answer.tokens),
+        "tokens": answer.length,
+        "given_tokens": len(answer.tokens) - answer.length,
+        "segments": segments,
+        "episode": None if answer.episode is None else _episode_card(answer.episode),
         "stop": answer.stop[:40],
         "reward": answer.reward,
         "advantage": answer.advantage,
@@ -46,25 +55,55 @@ def _answer_card(answer: StoredAnswer) -> dict[str, Any]:
     }
 
 
-def text_page(group: StoredGroup, answer: int | None, first: int) -> dict[str, Any]:
-    """The next piece of an answer's text, or of the prompt, that was too long for its card."""
+def _episode_card(episode: StoredEpisode) -> dict[str, Any]:
+    return {
+        "messages": [
+            {
+                "role": message.role[:40],
+                "name": message.name[:80],
+                "content": message.content[:PREVIEW],
+                "chars": len(message.content),
+                "calls": [[name[:80], text[:PREVIEW]] for name, text in message.calls[:20]],
+                "turn": message.turn,
+            }
+            for message in episode.messages[:MOST_MESSAGES]
+        ],
+        "total_messages": len(episode.messages),
+        "turns": list(episode.turns[:MOST_MESSAGES]),
+        "rewards": list(episode.rewards[:MOST_MESSAGES]),
+        "scores": dict(list(episode.scores.items())[:20]),
+        **episode.numbers,
+        "error": episode.error[:PREVIEW],
+    }
+
+
+def text_page(
+    group: StoredGroup, answer: int | None, first: int, message: int | None = None
+) -> dict[str, Any]:
+    """The next piece of an answer's text, of a message in it, or of the prompt."""
     text = group.prompt if answer is None else _answer_of(group, answer).text
+    if answer is not None and message is not None:
+        episode = _answer_of(group, answer).episode
+        if episode is None or message >= len(episode.messages):
+            raise Unreadable(f"answer {answer} has no message {message}")
+        text = episode.messages[message].content
     return {"text": text[first : first + TEXT_PAGE], "first": first, "chars": len(text)}
 
 
 def token_page(group: StoredGroup, answer: int, first: int, decode: Decoder) -> dict[str, Any]:
     """Texts and per-token numbers of one page of an answer's tokens."""
-    found = _answer_of(group, answer)
-    stop = min(first + TOKEN_PAGE, len(found.tokens))
+    chosen = _answer_of(group, answer)
+    stop = min(first + TOKEN_PAGE, len(chosen.tokens))
     # From the first token on: a character may take several tokens, also across a page's edge.
-    texts = decode(found.tokens[:stop])[first:]
+    texts = decode(chosen.tokens[:stop])[first:]
     return {
         "answer": answer,
         "first": first,
-        "total": len(found.tokens),
-        "ids": found.tokens[first:stop],
+        "total": len(chosen.tokens),
+        "ids": chosen.tokens[first:stop],
         "texts": texts,
-        "measures": _measures(found, first, stop),
+        "measures": _measures(chosen, first, stop),
+        "sampled": [int(own) for own in chosen.sampled[first:stop]] if chosen.sampled else None,
     }
 
 
@@ -76,6 +115,7 @@ def measure_names(answer: StoredAnswer) -> list[str]:
         "entropy": (answer.old_entropies,),
         "ratio": (answer.old_logprobs, answer.logprobs),
         "kl": (answer.ref_logprobs, answer.old_logprobs or answer.logprobs),
+        "advantage": (answer.advantages,),
     }
     return [
         name
@@ -88,13 +128,23 @@ def _measures(answer: StoredAnswer, first: int, stop: int) -> dict[str, list[flo
     """The ratio is that of the policy before its update to the sampler; KL is the k3 estimate."""
     page = slice(first, stop)
     drawn, old, ref = answer.logprobs[page], answer.old_logprobs[page], answer.ref_logprobs[page]
-    found: dict[str, list[float | None]] = {
+    measures: dict[str, list[float | None]] = {
         "logprob": list(drawn),
         "entropy": list(answer.old_entropies[page]),
         "ratio": _pairwise(old, drawn, lambda ours, theirs: _exp(ours - theirs)),
         "kl": _pairwise(ref, old or drawn, lambda ref, own: _exp(ref - own) - (ref - own) - 1),
+        "advantage": list(answer.advantages[page]),
     }
-    return {name: found[name] for name in measure_names(answer)}
+    own = answer.sampled[page]
+    return {
+        name: _of_sampled(measures[name], own) if own else measures[name]
+        for name in measure_names(answer)
+    }
+
+
+def _of_sampled(values: list[float | None], own: Sequence[bool]) -> list[float | None]:
+    """What was said to the model has no log-prob of its own."""
+    return [value if is_own else None for value, is_own in zip(values, own, strict=False)]
 
 
 def _pairwise(

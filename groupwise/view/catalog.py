@@ -26,9 +26,13 @@ class Run:
     path: pathlib.Path
 
     def file(self, *parts: str) -> pathlib.Path:
-        """A file of this run. One that is a link to elsewhere counts as missing."""
+        """A file of this run. One that is a link to elsewhere, or to itself, counts as missing."""
         path = self.path.joinpath(*parts)
-        if not path.resolve().is_relative_to(self.path.resolve()):
+        try:
+            inside = path.resolve().is_relative_to(self.path.resolve())
+        except (OSError, RuntimeError):  # RuntimeError: a link that leads back to itself
+            inside = False
+        if not inside:
             raise FileNotFoundError(f"{'/'.join(parts)} leads out of the run folder")
         return path
 
@@ -52,15 +56,15 @@ class Catalog:
 
     def scan(self) -> list[Run]:
         """Every run, in the order of the folders given and then by name."""
-        found: dict[str, Run] = {}
+        runs: dict[str, Run] = {}
         for root in self._roots:
             for path in _run_folders(root):
                 id = run_id(path)
-                found.setdefault(id, Run(id, _name(path, root), path))
-                if len(found) == MOST_RUNS:
+                runs.setdefault(id, Run(id, _name(path, root), path))
+                if len(runs) == MOST_RUNS:
                     break
-        self._runs = found
-        return list(found.values())
+        self._runs = runs
+        return list(runs.values())
 
     def get(self, id: str) -> Run | None:
         return self._runs.get(id)
@@ -72,7 +76,8 @@ def run_id(path: pathlib.Path) -> str:
 
 
 def is_run(path: pathlib.Path) -> bool:
-    return (path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file()
+    """Whatever the files are: a run whose files are damaged is shown as such."""
+    return any(os.path.lexists(path / name) for name in ("config.yaml", "metrics.jsonl"))
 
 
 def _run_folders(root: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -7,19 +7,23 @@ long run in slices of time.
 import threading
 import time
 from collections import deque
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, get_args
 
 from groupwise.config import Config
-from groupwise.diagnose import Change, Watch
+from groupwise.diagnose import Change, Finding, Watch
+from groupwise.diagnose.finding import Severity
 from groupwise.errors import GroupwiseError
 from groupwise.recipe import parse
 from groupwise.view.catalog import Run
-from groupwise.view.jsonl_tail import JsonLinesTail
+from groupwise.view.jsonl_tail import JsonLinesTail, parse_object
+from groupwise.view.metric_log import whole
 from groupwise.view.settings import read_tree
+from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
 
 SLICE_SECONDS = 1.0
+LONGEST_SUMMARY = 1_000_000
 
 
 class FindingsLog:
@@ -48,20 +52,48 @@ class FindingsLog:
                 changes = self._watch.add(self._waiting.popleft())
                 self._gone += [change for change in changes if change.gone]
                 self._read += 1
+            standing = [asdict(finding) for finding in self._watch.standing]
+            if not self._waiting:
+                standing = self._with_outcome(standing)
             return {
-                "findings": [asdict(finding) for finding in self._watch.standing],
+                "findings": standing,
                 "gone": [{**asdict(one.finding), "until": one.step} for one in self._gone[-50:]],
                 "read": self._read,
                 "rows": self._read + len(self._waiting),
             }
 
+    def _with_outcome(self, standing: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With what the end of the run added to it: its evaluations are not among the steps."""
+        try:
+            with open_stored(self._run.file("summary.json")) as file:
+                summary = parse_object(file.read(LONGEST_SUMMARY)) or {}
+        except OSError:
+            return standing
+        told, last = summary.get("findings"), self._watch.history.step if self._watch else 0
+        if summary.get("steps") != last or not isinstance(told, list):
+            return standing
+        known = {finding["code"] for finding in standing}
+        return standing + [one for one in told if _is_finding(one) and one["code"] not in known]
+
+
+def _is_finding(told: Any) -> bool:
+    """Whether what a summary holds is one: anyone may have written that file."""
+    if not isinstance(told, dict) or told.keys() != {field.name for field in fields(Finding)}:
+        return False
+    texts = all(isinstance(value, str) for name, value in told.items() if name != "step")
+    return texts and type(told["step"]) is int and told["severity"] in get_args(Severity)
+
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     """What of a logged step is a number; without its step if that is none."""
-    found = {name: value for name, value in row.items() if isinstance(value, int | float)}
-    if not isinstance(found.get("step"), int):
-        found.pop("step", None)
-    return found
+    numbers = {
+        name: value
+        for name, value in row.items()
+        if isinstance(value, float) or whole(value) is not None
+    }
+    if whole(numbers.get("step")) is None:
+        numbers.pop("step", None)
+    return numbers
 
 
 def _config(run: Run) -> Config | None:

@@ -7,12 +7,13 @@ points its own domain at this machine (DNS rebinding): refused before anything e
 
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from collections.abc import Iterable
+from urllib.parse import urlencode
 
-Headers = Mapping[bytes, bytes]
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -38,42 +39,41 @@ REFUSED = {
 class Guard:
     """An ASGI application around another: `Guard(app, token, ["localhost"], cookie)`"""
 
-    def __init__(self, app: Any, token: str, names: Iterable[str], cookie: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, names: Iterable[str], cookie: str) -> None:
         self._app, self._token, self._cookie = app, token, cookie
         self._names = {name.lower() for name in names}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        given = query.pop("token", None)
-        refusal = self._refusal(scope["method"], headers, given)
-        if refusal is not None:
-            await _reply(send, refusal, REFUSED[refusal])
-        elif given is not None:
-            rest = f"?{urlencode(query)}" if query else ""
-            cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
-            # The path alone, with one slash: never an address of another host.
-            location = "/" + scope["path"].lstrip("/\\") + rest
-            await _reply(send, 303, "", {"location": location, "set-cookie": cookie})
-        else:
-            await self._app(scope, receive, _with_headers(send))
+        elif scope["type"] == "http":
+            answer = self._answer(Request(scope)) or self._app
+            await answer(scope, receive, _with_headers(send))
 
-    def _refusal(self, method: str, headers: Headers, given: str | None) -> int | None:
+    def _answer(self, request: Request) -> Response | None:
+        """A refusal, or where to go on with the token as a cookie; None: the application's turn."""
+        status = self._refusal(request)
+        if status is not None:
+            return PlainTextResponse(f"{REFUSED[status]}\n", status)
+        if "token" not in request.query_params:
+            return None
+        query = [(k, v) for k, v in request.query_params.multi_items() if k != "token"]
+        # The path alone, with one slash: never an address of another host.
+        location = "/" + request.scope["path"].lstrip("/\\") + "?" * bool(query) + urlencode(query)
+        cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Lax"
+        return RedirectResponse(location, 303, {"set-cookie": cookie})
+
+    def _refusal(self, request: Request) -> int | None:
         """The status to refuse with, or None."""
-        if not is_known_host(headers.get(b"host", b"").decode("latin-1"), self._names):
+        headers = request.headers
+        if not is_known_host(headers.get("host", ""), self._names):
             return 400
-        if method not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD"):
             return 405
-        if headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site") and (
-            headers.get(b"sec-fetch-mode") != b"navigate"
-        ):
+        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if elsewhere and headers.get("sec-fetch-mode") != "navigate":
             return 403
-        shown = given if given is not None else _cookie(headers, self._cookie)
+        shown = request.query_params.get("token", request.cookies.get(self._cookie, ""))
         is_ours = hmac.compare_digest(shown.encode("utf-8", "replace"), self._token.encode())
         return None if is_ours else 403
 
@@ -97,29 +97,12 @@ def is_known_host(header: str, names: Iterable[str]) -> bool:
     return True
 
 
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found else ""
-
-
-def _with_headers(send: Any) -> Any:
-    async def sending(message: Any) -> None:
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *_encoded(HEADERS)]
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
         await send(message)
 
     return sending
-
-
-def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-
-
-async def _reply(send: Any, status: int, text: str, more: Mapping[str, str] | None = None) -> None:
-    headers = {"content-type": "text/plain; charset=utf-8", **HEADERS, **(more or {})}
-    start = {"type": "http.response.start", "status": status, "headers": _encoded(headers)}
-    await send(start)
-    await send({"type": "http.response.body", "body": (text + "\n").encode()})

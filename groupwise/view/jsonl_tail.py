@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from groupwise.view.stored_file import open_stored
+
 LONGEST_LINE = 4_000_000
 END = 64_000
 
@@ -39,7 +41,7 @@ class JsonLinesTail:
 
     def read(self) -> NewRows:
         try:
-            file = _open(self.path)
+            file = open_stored(self.path)
         except FileNotFoundError:
             gone, self._identity = self._identity is not None, None
             self._offset = self.broken = 0
@@ -79,7 +81,7 @@ class Position:
 def position(path: pathlib.Path) -> Position:
     """From the end of the file alone: cheap, however long it is."""
     try:
-        with _open(path) as file:
+        with open_stored(path) as file:
             status = os.fstat(file.fileno())
             file.seek(max(status.st_size - END, 0))
             *lines, _ = file.read(END).split(b"\n")
@@ -87,13 +89,6 @@ def position(path: pathlib.Path) -> Position:
         return Position()
     rows = (row for row in map(parse_object, reversed(lines)) if row is not None)
     return Position(str(status.st_ino), next(rows, {}))
-
-
-def _open(path: pathlib.Path) -> BinaryIO:
-    """A link counts as missing: it may lead out of the run folder."""
-    if path.is_symlink():
-        raise FileNotFoundError(path)
-    return path.open("rb")
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:

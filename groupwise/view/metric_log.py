@@ -11,7 +11,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 from groupwise.view.jsonl_tail import JsonLinesTail
@@ -19,6 +19,7 @@ from groupwise.view.jsonl_tail import JsonLinesTail
 MOST_POINTS = 4000
 MOST_KEYS = 500
 LONGEST_NAME = 200
+ELAPSED = ("elapsed/seconds", "elapsed/tokens")
 
 
 @dataclass
@@ -34,6 +35,7 @@ class MetricLog:
         self._tail = JsonLinesTail(path)
         self._lock = threading.Lock()
         self._columns: dict[str, Column] = {}
+        self._totals = dict.fromkeys(ELAPSED, 0.0)
         self.last_step = 0
 
     def window(self, start: int, stop: int | None, width: int) -> dict[str, Any]:
@@ -68,15 +70,30 @@ class MetricLog:
         new = self._tail.read()
         if new.restarted:
             self._columns, self.last_step = {}, 0
+            self._totals = dict.fromkeys(ELAPSED, 0.0)
         rows = [row for row in new.rows if self._is_next(row)]
         steps = [row["step"] for row in rows]
         for name in dict.fromkeys(chain.from_iterable(rows)):
+            if name in ELAPSED:
+                continue
             try:  # the usual case: every row has it, and it is a number
                 self._append(name, steps, array("d", [row[name] for row in rows]))
             except (KeyError, TypeError, OverflowError):
                 own = [row for row in rows if type(row.get(name)) in (float, int)]
                 values = array("d", [_as_float(row[name]) for row in own])
                 self._append(name, [row["step"] for row in own], values)
+        self._add_elapsed(rows, steps)
+
+    def _add_elapsed(self, rows: list[dict[str, Any]], steps: list[int]) -> None:
+        """What the run had taken up to each step: other axes that a curve can be drawn over."""
+        spent = [finite(row.get("seconds")) or 0.0 for row in rows]
+        speeds = [finite(row.get("tokens_per_second")) or 0.0 for row in rows]
+        tokens = [seconds * speed for seconds, speed in zip(spent, speeds, strict=True)]
+        for name, added in zip(ELAPSED, (spent, tokens), strict=True):
+            if name in self._columns or any(added):
+                totals = list(accumulate(added, initial=self._totals[name]))
+                self._append(name, steps, array("d", totals[1:]))
+                self._totals[name] = totals[-1]
 
     def _is_next(self, row: dict[str, Any]) -> bool:
         """Whether the row is a later step than all before; others are left out, and counted."""
@@ -128,6 +145,11 @@ def finite(value: Any) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:  # an integer beyond any float
         return None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number that a page can hold; None for anything else."""
+    return value if type(value) is int and abs(value) < 2**53 else None
 
 
 def _as_float(value: float) -> float:

@@ -20,6 +20,7 @@ from groupwise.view.stored_group import Unreadable
 
 SLICE_SECONDS = 1.0
 FIELDS = 5
+STRIP = 40
 
 
 class Seen(NamedTuple):
@@ -70,6 +71,16 @@ class ProblemIndex:
         """Every appearance of a problem, by step."""
         with self._lock:
             return sorted(_unpack(self._seen.get(problem, array("d"))))
+
+    def strip(self, problem: str) -> list[float | None]:
+        """The mean rewards of a problem at some appearances, evenly spread over training."""
+        with self._lock:
+            flat = self._seen.get(problem, array("d"))
+            steps, means = flat[::FIELDS], flat[3::FIELDS]
+        order = sorted(range(len(steps)), key=lambda place: steps[place])
+        count = min(len(order), STRIP)
+        places = (round(i * (len(order) - 1) / max(count - 1, 1)) for i in range(count))
+        return [finite(means[order[place]]) for place in places]
 
     def best_before(self, problem: str, step: int) -> float | None:
         """The best reward that the problem had earned before a step; None if it was not seen."""

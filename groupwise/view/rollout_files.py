@@ -9,11 +9,18 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from groupwise.view.catalog import Run
+from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import StoredGroup, Unreadable, stored_group
 
 NAME = re.compile(r"step-(\d{6,12})\.jsonl\.gz", re.ASCII)
-LONGEST_GROUP = 256_000_000
+LONGEST_GROUP = 64_000_000
+MOST_CONTAINERS = 2_000_000
+"""Lists and mappings in one group: a small one takes twenty times its bytes in memory."""
+MOST_GROUPS = 50_000
 KEPT_BYTES = 64_000_000
+# Answers shrink to a tenth or so in a file. What unpacks to hundreds of times its size is no run's.
+LARGEST_RATIO = 200
+SMALL_FILE = 16_000_000
 
 
 class RolloutFiles:
@@ -31,8 +38,8 @@ class RolloutFiles:
             folder = self._run.file("rollouts")
             changed = folder.stat().st_mtime_ns
             if self._listed[0] != changed:
-                found = (NAME.fullmatch(entry.name) for entry in os.scandir(folder))
-                self._listed = (changed, sorted(int(match[1]) for match in found if match))
+                names = (NAME.fullmatch(entry.name) for entry in os.scandir(folder))
+                self._listed = (changed, sorted(int(name[1]) for name in names if name))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return self._listed[1]
@@ -41,13 +48,14 @@ class RolloutFiles:
         """The groups of a step, unparsed, in stored order."""
         try:
             path = self._run.file("rollouts", f"step-{step:06d}.jsonl.gz")
-            changed = path.stat().st_mtime_ns
-            with gzip.open(path, "rb") as file:
+            with open_stored(path) as stored, gzip.open(stored, "rb") as file:
+                status = os.fstat(stored.fileno())
+                left = SMALL_FILE + LARGEST_RATIO * status.st_size
                 index = 0
-                while line := file.readline(LONGEST_GROUP):
-                    if len(line) == LONGEST_GROUP:
-                        raise Unreadable(f"step {step}: a group is longer than {LONGEST_GROUP} B")
-                    self._keep((step, changed, index), line)
+                while line := file.readline(min(LONGEST_GROUP, left)):
+                    left -= len(line)
+                    _check_size(step, index, line, left)
+                    self._keep((step, status.st_mtime_ns, index), line)
                     yield line
                     index += 1
         except FileNotFoundError:
@@ -63,8 +71,8 @@ class RolloutFiles:
         kept = self._find(step, index)
         if kept is not None:
             return stored_group(kept, index)
-        for found, line in enumerate(self.lines(step)):
-            if found == index:
+        for place, line in enumerate(self.lines(step)):
+            if place == index:
                 return stored_group(line, index)
         raise Unreadable(f"step {step} has no group {index}")
 
@@ -87,3 +95,13 @@ class RolloutFiles:
             return None
         with self._lock:
             return self._kept.get(key)
+
+
+def _check_size(step: int, index: int, line: bytes, left: int) -> None:
+    """Refuse what would take far more memory or time than the answers of a step do."""
+    if index == MOST_GROUPS:
+        raise Unreadable(f"step {step} has more than {MOST_GROUPS} groups")
+    if len(line) >= LONGEST_GROUP or line.count(b"[") + line.count(b"{") > MOST_CONTAINERS:
+        raise Unreadable(f"step {step}: a group is too large to be shown")
+    if left <= 0:
+        raise Unreadable(f"step {step}: its file unpacks to more than {LARGEST_RATIO} times itself")

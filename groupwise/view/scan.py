@@ -23,6 +23,7 @@ ANSWER_FILTERS: dict[str, Callable[[StoredAnswer], bool]] = {
     # Judged wrong, and yet made more likely: what reward hacking looks like.
     "wrong_but_rewarded": lambda a: a.right is False and (a.advantage or 0.0) > 0,
     "truncated": lambda a: a.stop == "length",
+    "failed": lambda a: a.episode is not None and bool(a.episode.error),
 }
 GROUP_FILTERS = ("no_spread", "new_best")
 FILTERS = ("", *ANSWER_FILTERS, *GROUP_FILTERS)
@@ -56,14 +57,14 @@ class Wanted:
             best = index.best_before(group.problem, step)
             if best is None:
                 return []
-            answers = [a for a in group.answers if (a.reward or 0.0) > best + 1e-8]
+            answers = [a for a in group.whole_answers if (a.reward or 0.0) > best + 1e-8]
         else:
             keep = ANSWER_FILTERS.get(self.filter, lambda _: True)
-            answers = [a for a in group.answers if keep(a)]
+            answers = [a for a in group.whole_answers if keep(a)]
         query = self.query.lower()
         if query in group.problem.lower() or query in group.prompt.lower():
             return [a.index for a in answers]
-        return [a.index for a in answers if query in a.text.lower()]
+        return [a.index for a in answers if query in a.all_text.lower()]
 
 
 def step_page(
@@ -97,25 +98,25 @@ def search(
     `searched` counts the steps that are done, of `steps`.
     """
     steps = files.steps()
-    found: list[dict[str, Any]] = []
+    hits: list[dict[str, Any]] = []
     damaged: list[str] = []
     until = time.monotonic() + SLICE_SECONDS
     for done, step in enumerate(steps):
         if step < after[0]:
             continue
         first = after[1] if step == after[0] else 0
-        progress = {"searched": done, "steps": len(steps), "found": found, "damaged": damaged}
+        progress = {"searched": done, "steps": len(steps), "found": hits, "damaged": damaged}
         if time.monotonic() > until:
             return {**progress, "next": [step, first]}
         try:
             for position, group in _wanted_groups(files, step, first, wanted):
-                found += _excerpts(group, step, wanted, index)
-                if len(found) >= PAGE:
+                hits += _excerpts(group, step, wanted, index)
+                if len(hits) >= PAGE:
                     return {**progress, "next": [step, position + 1]}
         except Unreadable as error:
             damaged.append(str(error))
     return {
-        "searched": len(steps), "steps": len(steps), "found": found, "damaged": damaged,
+        "searched": len(steps), "steps": len(steps), "found": hits, "damaged": damaged,
         "next": None,
     }  # fmt: skip
 
@@ -139,7 +140,7 @@ def _excerpts(
             "problem": group.problem[:EXCERPT],
             "reward": group.answers[hit].reward,
             "advantage": group.answers[hit].advantage,
-            "text": _around(group.answers[hit].text, wanted.query),
+            "text": _around(group.answers[hit].all_text, wanted.query),
         }
         for hit in wanted.hits(group, step, index)
     ]

@@ -1,21 +1,25 @@
 """Serve the viewer from this process until it is stopped."""
 
 import errno
+import os
+import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from secrets import token_urlsafe
 
 import uvicorn
 
 from groupwise.errors import ConfigError
+from groupwise.remote.running import is_loopback
 from groupwise.view.catalog import Catalog
 from groupwise.view.server import Viewer, build_app
 
 USUAL_PORT = 8642
+TOKEN_VARIABLE = "GROUPWISE_VIEW_TOKEN"
+TOKEN = re.compile(r"[A-Za-z0-9_-]{24,200}", re.ASCII)
 
 
 def serve(
@@ -23,7 +27,7 @@ def serve(
 ) -> None:
     """Serve the runs; `announce` is given the address once it answers. Returns when stopped."""
     viewer = Viewer(Catalog(paths))
-    token = token_urlsafe(24)
+    token = _token()
     listening = _listen(host, port)
     number = listening.getsockname()[1]
     # Cookies do not know ports: two viewers on one machine need two names.
@@ -44,17 +48,21 @@ def serve(
         return
 
 
+def _token() -> str:
+    """A new one each time, or the one in the environment, with which links last."""
+    kept = os.environ.get(TOKEN_VARIABLE, "")
+    if kept and not TOKEN.fullmatch(kept):
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} must be 24 to 200 letters, digits, - or _: make one with "
+            "`python -c 'import secrets; print(secrets.token_urlsafe(24))'`"
+        )
+    return kept or token_urlsafe(24)
+
+
 def host_names(host: str) -> list[str]:
     """Names under which a browser may ask for us."""
     own = [] if is_loopback(host) else [socket.gethostname(), socket.getfqdn()]
     return ["localhost", host, *own]
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

@@ -1,7 +1,6 @@
 """The addresses that the page asks. Every answer is a page of a run, never a whole file."""
 
 import json
-import mimetypes
 import pathlib
 import threading
 from collections.abc import Callable, Iterable
@@ -9,14 +8,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from groupwise.view import scan, settings
 from groupwise.view.cards import group_card, text_page, token_page
 from groupwise.view.catalog import Catalog
+from groupwise.view.comparison import compared
 from groupwise.view.guard import Guard
 from groupwise.view.open_run import OpenRun, to_json
+from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
 
 STATIC = pathlib.Path(__file__).parent / "static"
@@ -25,6 +27,12 @@ MOST_SHOWN_STEPS = 20_000
 MOST_COMPARED = 50
 MOST_ANSWERS = 64
 SHOWN_AT_FIRST = 6
+LONGEST_REPORT = 50_000_000
+REPORT_HEADERS = {
+    "content-security-policy": (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    )
+}
 
 
 class BadRequest(Exception):
@@ -65,13 +73,36 @@ class Viewer:
         )
 
     def summary(self, request: Request) -> Any:
-        summary = self._run(request).summary()
-        parts = {name: summary.get(name) for name in ("before", "after")}
+        """Held-out metrics before and after training, and where the run is."""
+        run = self._run(request)
+        summary = run.summary()
         return {
-            name: {str(k): v for k, v in part.items() if isinstance(v, int | float) and v == v}
-            for name, part in parts.items()
-            if isinstance(part, dict)
+            **run.held_out.metrics(summary),
+            "folder": str(run.run.path),
+            "has_report": run.has("report.html"),
+            "models": [name for name in ("model", "best") if run.has(name, "config.json")],
         }
+
+    def held_out(self, request: Request) -> Any:
+        query = request.query_params.get("q", "")[:1000]
+        return self._run(request).held_out.page(_number(request, "first", 0), query)
+
+    def histograms(self, request: Request) -> Any:
+        return self._run(request).distributions.extend()
+
+    def compare(self, request: Request) -> Any:
+        """The runs on the same held-out problems; a single one, before against after."""
+        ids = request.query_params.getlist("run")[:MOST_COMPARED]
+        return compared([self.open(id) for id in ids])
+
+    def report(self, request: Request) -> Response:
+        """report.html of a run. Somebody else may have written it: it can run and load nothing."""
+        try:
+            with open_stored(self._run(request).run.file("report.html")) as file:
+                page = file.read(LONGEST_REPORT)
+        except (Unreadable, OSError):
+            return PlainTextResponse("This run has no report.\n", 404)
+        return Response(page, media_type="text/html", headers=REPORT_HEADERS)
 
     def steps(self, request: Request) -> Any:
         after = _number(request, "after", 0)
@@ -94,13 +125,16 @@ class Viewer:
             raise Unreadable("no tokenizer of this run was found, so its tokens have no texts")
         group = run.files.group(_step(request), _group(request))
         answer, first = _number(request, "answer", -1), _number(request, "first", 0)
-        wanted = range(len(group.answers))[:MOST_ANSWERS] if answer < 0 else [answer]
+        every = [answer.index for answer in group.whole_answers[:MOST_ANSWERS]]
+        wanted = every if answer < 0 else [answer]
         return {"answers": [token_page(group, one, first, decode) for one in wanted]}
 
     def text(self, request: Request) -> Any:
         group = self._run(request).files.group(_step(request), _group(request))
-        answer = _number(request, "answer", -1)
-        return text_page(group, None if answer < 0 else answer, _number(request, "first", 0))
+        answer, message = (_number(request, name, -1) for name in ("answer", "message"))
+        first = _number(request, "first", 0)
+        own = (None if n < 0 else n for n in (answer, message))
+        return text_page(group, next(own), first, next(own))
 
     def search(self, request: Request) -> Any:
         run, wanted = self._run(request), _wanted(request)
@@ -118,7 +152,10 @@ class Viewer:
             self._tables[run.run.id] = (version, rows)
         query = request.query_params.get("q", "").lower()
         shown = [row for row in rows if query in row["problem"].lower()] if query else rows
-        page = shown[first : first + PROBLEMS_PAGE]
+        page = [
+            {**row, "strip": run.problems.strip(row["problem"])}
+            for row in shown[first : first + PROBLEMS_PAGE]
+        ]
         return {**_covered(coverage), "total": len(shown), "problems": page}
 
     def problem(self, request: Request) -> Any:
@@ -162,6 +199,9 @@ def build_app(viewer: Viewer, token: str, names: Iterable[str], cookie: str) -> 
         f"{run}/metrics": viewer.metrics,
         f"{run}/summary": viewer.summary,
         f"{run}/findings": viewer.findings,
+        "/api/compare": viewer.compare,
+        f"{run}/held_out": viewer.held_out,
+        f"{run}/histograms": viewer.histograms,
         f"{run}/search": viewer.search,
         f"{run}/problems": viewer.problems,
         f"{run}/problem": viewer.problem,
@@ -171,8 +211,13 @@ def build_app(viewer: Viewer, token: str, names: Iterable[str], cookie: str) -> 
         f"{step}/groups/{{group:int}}/tokens": viewer.tokens,
         f"{step}/groups/{{group:int}}/text": viewer.text,
     }
-    routes = [Route(path, _answering(answer)) for path, answer in answers.items()]
-    return Guard(Starlette(routes=[*_static_routes(), *routes]), token, names, cookie)
+    routes = [
+        Route("/", lambda request: FileResponse(STATIC / "index.html")),
+        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/report/{run}", viewer.report),
+        *(Route(path, _answering(answer)) for path, answer in answers.items()),
+    ]
+    return Guard(Starlette(routes=routes), token, names, cookie)
 
 
 def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -188,19 +233,6 @@ def _answering(answer: Callable[[Request], Any]) -> Callable[[Request], Response
         return Response(to_json(content), status, media_type="application/json")
 
     return endpoint
-
-
-def _static_routes() -> list[Route]:
-    """Each bundled file by name, read once: no request can name any other."""
-
-    def serving(path: pathlib.Path) -> Callable[[Request], Response]:
-        content = path.read_bytes()
-        kind = "text/javascript" if path.suffix == ".js" else mimetypes.guess_type(path.name)[0]
-        return lambda request: Response(content, media_type=kind)
-
-    files = [path for path in sorted(STATIC.iterdir()) if path.is_file()]
-    routes = [Route(f"/static/{path.name}", serving(path)) for path in files]
-    return [Route("/", serving(STATIC / "index.html")), *routes]
 
 
 def _wanted(request: Request) -> scan.Wanted:

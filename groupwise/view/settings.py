@@ -5,18 +5,17 @@ Read as plain YAML, not as a Config: a run of another version has names that thi
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from groupwise.config.flat import leaves, within
+from groupwise.errors import ConfigError
+from groupwise.recipe.strict_yaml import LONGEST_TEXT, load_yaml
 from groupwise.view.catalog import Run
+from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
 
-LONGEST_FILE = 200_000
-DEEPEST = 30
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one where it was built
 # Where two runs may differ and still be the same experiment with another seed.
 NOT_THE_EXPERIMENT = ("seed", "tracking", "checkpoint", "engine.max_batch")
 
@@ -29,32 +28,15 @@ def read_settings(run: Run) -> dict[str, Any]:
 def read_tree(run: Run) -> dict[str, Any]:
     """config.yaml as it stands."""
     try:
-        with run.file("config.yaml").open("rb") as file:
-            text = file.read(LONGEST_FILE + 1).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return {}
-    if len(text) > LONGEST_FILE:
-        raise Unreadable(f"config.yaml is longer than {LONGEST_FILE} characters")
-    try:
-        _check(text)
-        tree = yaml.load(text, Loader=LOADER)
-        return tree if isinstance(tree, dict) else {}
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise Unreadable(f"config.yaml cannot be read: {str(error)[:200]}") from error
-
-
-def _check(text: str) -> None:
-    """Refuse references, a few lines of which can stand for billions of values, and deep nests."""
-    depth = 0
-    for event in yaml.parse(text, Loader=LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError("references (*name) are not read")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEEPEST:
-            raise yaml.YAMLError(f"it is nested more than {DEEPEST} deep")
+        with open_stored(run.file("config.yaml")) as file:
+            tree = load_yaml(file.read(LONGEST_TEXT + 1).decode("utf-8", "replace"))
+    except FileNotFoundError as error:
+        if not os.path.lexists(run.path / "config.yaml"):
+            return {}
+        raise Unreadable(str(error)) from error
+    except (ConfigError, RecursionError) as error:
+        raise Unreadable(f"config.yaml cannot be read: {error}") from error
+    return tree if isinstance(tree, dict) else {}
 
 
 def family(settings: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@
 files that may be of another version, cut off, or made by somebody else.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,31 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
+class StoredMessage:
+    """StoredMessage("assistant", "Let me add.", calls=(("add", '{"a": 3, "b": 4}'),), turn=0)"""
+
+    role: str
+    content: str
+    name: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    turn: int | None = None
+    """Which turn of the model it is; None for what was said to it."""
+
+
+@dataclass(frozen=True)
+class StoredEpisode:
+    """What happened beside the tokens of an answer that was a conversation."""
+
+    messages: tuple[StoredMessage, ...]
+    turns: tuple[int, ...]
+    """Tokens that the model wrote in each turn."""
+    rewards: tuple[float | None, ...]
+    scores: Mapping[str, float | None]
+    numbers: Mapping[str, float | None]
+    error: str
+
+
+@dataclass(frozen=True)
 class StoredAnswer:
     index: int
     text: str
@@ -33,6 +59,24 @@ class StoredAnswer:
     advantage: float | None
     """The mean, where credit was given by token."""
     scores: Mapping[str, float | None]
+    advantages: tuple[float | None, ...] = ()
+    """One for each token, where credit was given so."""
+    sampled: tuple[bool, ...] = ()
+    """Which tokens the policy wrote; empty: all of them."""
+    episode: StoredEpisode | None = None
+    segment: int = 0
+    """Above 0: this goes on with the answer before it, whose past the chat template rewrote."""
+
+    @property
+    def all_text(self) -> str:
+        """Everything that was said in it, to be searched."""
+        said = () if self.episode is None else self.episode.messages
+        return "\n".join([self.text, *(m.content for m in said), *_calls_of(said)])
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy wrote."""
+        return len(self.tokens) if not self.sampled else sum(self.sampled)
 
     @property
     def right(self) -> bool | None:
@@ -49,6 +93,20 @@ class StoredGroup:
     prefill: str
     columns: Mapping[str, Any]
     answers: tuple[StoredAnswer, ...]
+
+    @property
+    def whole_answers(self) -> list[StoredAnswer]:
+        """An episode in several segments is one answer: the first stands for all."""
+        return [answer for answer in self.answers if answer.segment == 0]
+
+    def segments(self, answer: StoredAnswer) -> list[int]:
+        """The places of the segments that an answer consists of."""
+        places = [answer.index]
+        for later in self.answers[answer.index + 1 :]:
+            if later.segment == 0:
+                break
+            places.append(later.index)
+        return places
 
     @property
     def rewards(self) -> list[float]:
@@ -95,11 +153,13 @@ def _answer(
     advantage: Any,
     scores: Mapping[str, tuple[float | None, ...]],
 ) -> StoredAnswer:
+    tokens = tuple(t if isinstance(t, int) else -1 for t in _list(data.get("tokens")))
+    sampled = tuple(value is True for value in _list(data.get("sampled")))
     return StoredAnswer(
         index=index,
         text=_text(data.get("text")),
         stop=_text(data.get("stop")),
-        tokens=tuple(t if isinstance(t, int) else -1 for t in _list(data.get("tokens"))),
+        tokens=tokens,
         logprobs=_numbers(data.get("logprobs")),
         old_logprobs=_numbers(data.get("old_logprobs")),
         old_entropies=_numbers(data.get("old_entropies")),
@@ -107,7 +167,51 @@ def _answer(
         reward=reward,
         advantage=_mean(_numbers(advantage)) if isinstance(advantage, list) else finite(advantage),
         scores={name: _at(values, index) for name, values in scores.items()},
+        advantages=_numbers(advantage),
+        sampled=sampled if len(sampled) == len(tokens) else (),
+        episode=_episode(data.get("episode")),
+        segment=_count(data.get("segment")),
     )
+
+
+def _episode(data: Any) -> StoredEpisode | None:
+    if not isinstance(data, dict):
+        return None
+    messages: list[StoredMessage] = []
+    turn = 0
+    for message in map(_mapping, _list(data.get("messages"))):
+        role = _text(message.get("role"))
+        messages.append(_message(message, role, turn if role == "assistant" else None))
+        turn += role == "assistant"
+    numbers = ("calls", "malformed", "segments", "seconds", "waited")
+    return StoredEpisode(
+        messages=tuple(messages),
+        turns=tuple(_count(count) for count in _list(data.get("turns"))),
+        rewards=_numbers(data.get("rewards")),
+        scores={str(n): finite(v) for n, v in _mapping(data.get("scores")).items()},
+        numbers={name: finite(data.get(name)) for name in numbers},
+        error=_text(data.get("error")),
+    )
+
+
+def _message(message: Mapping[str, Any], role: str, turn: int | None) -> StoredMessage:
+    functions = [_mapping(_mapping(c).get("function")) for c in _list(message.get("tool_calls"))]
+    calls = tuple((_text(f.get("name")), _arguments(f.get("arguments"))) for f in functions)
+    return StoredMessage(
+        role, _text(message.get("content")), _text(message.get("name")), calls, turn
+    )
+
+
+def _calls_of(messages: tuple[StoredMessage, ...]) -> list[str]:
+    return [f"{name} {arguments}" for m in messages for name, arguments in m.calls]
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**53 else 0
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

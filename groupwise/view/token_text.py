@@ -76,6 +76,6 @@ def _in_hub_cache(model: str) -> Iterator[pathlib.Path]:
     """What an earlier download left; nothing is fetched to look at a run."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, FILE)
-    if isinstance(found, str):
-        yield pathlib.Path(found)
+    path = try_to_load_from_cache(model, FILE)
+    if isinstance(path, str):
+        yield pathlib.Path(path)

@@ -1,6 +1,8 @@
 """A recipe tried before it is trained: what the trial foretells, and the fix for what is wrong."""
 
 import pathlib
+import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -138,3 +140,27 @@ def test_check_tries_a_recipe_and_dry_only_reads_it() -> None:
         assert f"{name}:" in result.output
     dry = CliRunner().invoke(app, ["check", "--dry", *settings], catch_exceptions=False)
     assert "trial" not in dry.output and "group_size: 2" in dry.output
+
+
+def test_the_chat_template_is_proven_on_probe_conversations(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Tools and thinking; a template that drops what was thought is named with its first token."""
+    from environments.templates import FOLDER, TINY
+
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    (folder / "chat_template.jinja").write_text((FOLDER / "qwen3.jinja").read_text())
+    monkeypatch.setattr("groupwise.tracking.console.console._width", 300)
+    small = ["task.train_size=8", "task.test_size=2", "rollout.max_prompt_tokens=512", "--dry"]
+    words = ["check", "calculator", "--model", str(folder), *small]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "tools: up to 3 turns, continued by the chat template; tools: calculate" in result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("template ")]
+    assert [line.partition(": ")[0].removeprefix("template").strip() for line in lines] == [
+        "user reply", "user reply, thinking", "tool reply", "tool reply, thinking",
+    ]  # fmt: skip
+    kept = [line.endswith("what stands before stays, token by token") for line in lines]
+    assert kept == [True, False, True, True]
+    assert re.search(r"at token \d+ the template has .+ where .+ was before; episodes", lines[1])

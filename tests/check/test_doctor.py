@@ -64,7 +64,7 @@ def test_missing_and_old_packages_are_given_their_install_command(
 def test_an_extra_is_a_fix_only_where_the_recipe_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = parse({})
     wanting = parse({"quantization": "int8", "adapter": "lora", "tracking": {"wandb": True}})
-    assert needed_extras(plain) == set() and needed_extras(wanting) == {"quant", "wandb"}
+    assert needed_extras(plain) == set() and needed_extras(wanting) == {"quant"}
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     for config, status in ((plain, "note"), (wanting, "fix")):
         line = by_name(doctor.extras(config))["extra quant"]

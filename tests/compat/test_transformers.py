@@ -8,6 +8,8 @@ from groupwise.compat.transformers import (
     has_attention_interface,
     is_adapter_checkpoint,
     no_split_modules,
+    routed,
+    routed_attention,
     set_checkpoint_function,
 )
 from small_models import random_model
@@ -29,6 +31,17 @@ def test_a_models_attention_is_named_by_its_config_and_comes_back() -> None:
     with attn_implementation(model, "eager"):
         assert model.config._attn_implementation == "eager" != own
     assert model.config._attn_implementation == own
+
+
+def test_attention_layers_have_the_config_of_their_model_and_find_their_function_in_it() -> None:
+    model, other = random_model(), random_model()
+    config = model.model.layers[0].self_attn.config
+    assert config is model.config is not other.config
+    with routed_attention(model, "eager", "outer"):
+        with routed_attention(model, "eager", "inner"):
+            assert routed(config) == "inner" and routed(other.config) is None
+        assert routed(config) == "outer"
+    assert routed(config) is None and "groupwise" not in str(config.to_dict())
 
 
 def test_layers_run_under_the_checkpoint_function_that_was_set() -> None:

@@ -55,6 +55,24 @@ def healthy_run(steps: int = 60, seed: int = 0, **columns: Column) -> list[Row]:
     return rows
 
 
+def tool_run(steps: int = 60, seed: int = 0, **columns: Column) -> list[Row]:
+    """A healthy run whose answers are episodes: most call a tool once or twice."""
+    rng = random.Random(seed)
+    episodes: dict[str, Column] = {
+        "episode__turns": lambda step: 2.5 + 0.1 * rng.random(),
+        "episode__tools": always(2.0),
+        "episode__called": ramp(0.5, 0.95),
+        "episode__calls": ramp(0.8, 1.8),
+        "episode__malformed": ramp(0.1, 0.01),
+        "episode__repeated": ramp(0.1, 0.02),
+        "episode__unanswered": ramp(0.2, 0.02),
+        "episode__turn_limit": ramp(0.25, 0.05),
+        "episode__failed": lambda step: 0.02 * (rng.random() > 0.8),
+        "episode__waiting": lambda step: 0.2 + 0.1 * rng.random(),
+    }
+    return healthy_run(steps, seed, **{**episodes, **columns})
+
+
 def always(value: float) -> Column:
     return lambda step: value
 

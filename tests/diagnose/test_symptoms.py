@@ -11,13 +11,14 @@ from groupwise.config import Config
 from groupwise.diagnose import SYMPTOMS, Finding, diagnose
 from groupwise.recipe import parse
 from groupwise.tracking.run import read_lines
-from synthetic_runs import Row, always, healthy_run, ramp
+from synthetic_runs import Row, always, healthy_run, ramp, tool_run
 
 CONFIG = parse(
     {
         "rollout": {"max_completion_tokens": 256},
         "algorithm": {"kl_weight": 0.02},
         "optimizer": {"lr": 1e-6},
+        "environment": "my.py:Environment",
     }
 )
 
@@ -72,6 +73,10 @@ ILL: dict[str, tuple[list[Row], str]] = {
         ),
         r"step 20 to 60 the training reward went from 0\.4\d+ to 0\.8\d+, held-out .* from 40 %",
     ),
+    "accuracy_lost": (
+        healthy_run(accuracy=ramp(0.3, 0.0), reward=ramp(0.5, 0.2), eval__accuracy=ramp(0.3, 0.0)),
+        r"[0-2] % of training answers are right, 2\d % in the first 5 steps",
+    ),
     "sampler_gap": (healthy_run(sampler_gap=always(0.08)), r"differs by 0\.080"),
     "learning_rate_high": (
         healthy_run(grad_norm=lambda s: MEMORY[s]),
@@ -87,6 +92,28 @@ ILL: dict[str, tuple[list[Row], str]] = {
         ),
         r"after 60 steps the reward is 0\.405",
     ),
+    "environment_failed": (tool_run(episode__failed=always(0.15)), r"15 % of episodes"),
+    "environment_slow": (
+        tool_run(episode__waiting=always(0.7)),
+        r"70 % of the time .* 6\.0 of 10\.0 seconds",
+    ),
+    "tools_never_called": (
+        tool_run(episode__called=always(0.0), episode__calls=always(0.0), accuracy=always(0.5)),
+        r"0\.0 % of episodes call a tool",
+    ),
+    "calls_never_end": (
+        tool_run(episode__unanswered=ramp(0.2, 0.9), episode__turn_limit=ramp(0.2, 0.9)),
+        r"8\d % of episodes were still calling .* 2\.\d turns and 1\.\d calls",
+    ),
+    "malformed_calls": (
+        tool_run(episode__calls=always(2.0), episode__malformed=always(0.8)),
+        r"40 % of calls are malformed: 0\.80 of 2\.00",
+    ),
+    "repeated_calls": (
+        tool_run(episode__repeated=ramp(0.1, 0.6), episode__unanswered=ramp(0.2, 0.9)),
+        r"5\d % of the calls",
+    ),
+    "turn_limit": (tool_run(episode__turn_limit=ramp(0.3, 0.8)), r"7\d % of episodes ended"),
     "slow_phase": (healthy_run(**SLOW_REWARD), r"reward takes 60 % of the time, 6\.0 of 10\.0"),
 }
 
@@ -117,6 +144,7 @@ def test_no_config_is_needed(code: str) -> None:
 @pytest.mark.parametrize("steps", [4, 30, 60, 300])
 def test_a_healthy_run_shows_nothing(seed: int, steps: int) -> None:
     assert found(healthy_run(steps, seed)) == {}
+    assert found(tool_run(steps, seed)) == {}
 
 
 @pytest.mark.parametrize("name", ["demo_metrics", "demo_with_kl_metrics"])
@@ -136,7 +164,7 @@ def test_advice_names_settings_that_exist() -> None:
         for name, value in names:
             assert value or hasattr_path(CONFIG, name), (code, name)
             if value and name != "algorithm.clip_high":
-                parse({}, [f"{name}={value}"])
+                parse({"environment": "my.py:Environment"}, [f"{name}={value}"])
 
 
 def hasattr_path(config: Config, path: str) -> bool:
@@ -210,6 +238,24 @@ def test_a_clipped_majority_and_exploding_gradients_mean_too_high_a_rate() -> No
     assert "learning_rate_high" not in found(healthy_run(grad_norm=norm))
 
 
+def test_a_model_that_is_right_without_tools_needs_none() -> None:
+    none = always(0.0)
+    right = tool_run(episode__called=none, episode__calls=none, accuracy=always(0.97))
+    assert "tools_never_called" not in found(right)
+    games = tool_run(episode__tools=none, episode__called=none, episode__calls=none)
+    assert found(games) == {}, "there is nothing to call"
+
+
+def test_waiting_that_is_hidden_behind_learning_is_no_finding() -> None:
+    hidden = tool_run(episode__waiting=always(0.9), seconds__generate=always(0.5))
+    assert found(hidden) == {}
+
+
+def test_most_episodes_failing_is_an_error() -> None:
+    finding = found(tool_run(episode__failed=always(0.6)))["environment_failed"]
+    assert finding.severity == "error"
+
+
 def test_gravest_first() -> None:
     rows = healthy_run(sampler_gap=always(0.08), truncated=always(1.0), **SLOW_REWARD)
     assert [f.severity for f in diagnose(rows, CONFIG)] == ["error", "warning", "info"]
@@ -220,4 +266,4 @@ def test_answers_by_older_weights_are_no_disagreement_until_the_policy_outruns_t
     assert "sampler_gap" not in found(healthy_run(sampler_gap=always(0.3), staleness=old))
     outrun = found(healthy_run(sampler_gap=always(0.9), staleness=old))["sampler_gap"]
     assert "0.900 on average" in outrun.evidence and "1.0 updates old" in outrun.evidence
-    assert "workers.max_staleness=0" in outrun.advice
+    assert "timing=in_turn" in outrun.advice

@@ -4,13 +4,14 @@ import json
 import pathlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupwise.batch import make_batch
 from groupwise.cli.train import train as train_command
 from groupwise.distributed import launch
 from groupwise.distributed.join import joined
@@ -18,15 +19,18 @@ from groupwise.distributed.launch import EndedRank
 from groupwise.distributed.slurm import adopt_slurm, first_host
 from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
+from groupwise.objective.assign import assign_advantages
 from groupwise.policy.logprobs import with_blanks
-from groupwise.rollout.collect import gather_groups, own_problems
+from groupwise.rollout.collect import Rollout
+from groupwise.training.exchange import Exchange, assign_over_ranks, own_share
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.parallel import check_ranks, kind_for
 from groupwise.training.signals import StopRequest
+from groupwise.training.update import rollout_batch
 from groupwise.types import Problem
 from runs import small_config
 from small_models import random_groups, random_policy
-from updates import accumulate, plain_stepper
+from updates import accumulate, plain_optimizer
 
 
 @given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
@@ -56,6 +60,14 @@ class Together(World):
         self.turn.wait(10)
         return found
 
+    def gather_to_first(self, data: bytes) -> list[bytes]:
+        parts = [str(part).encode("latin-1") for part in self.gather(data.decode("latin-1"))]
+        return parts if self.first else []
+
+    def scatter_from_first(self, parts: Sequence[bytes]) -> bytes:
+        texts = self.broadcast([part.decode("latin-1") for part in parts])
+        return texts[self.rank].encode("latin-1")
+
 
 def in_threads(size: int, work: Callable[[World], object]) -> list[object]:
     """`work(world)` of each rank."""
@@ -78,19 +90,44 @@ def in_threads(size: int, work: Callable[[World], object]) -> list[object]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_groups_made_in_shares_come_back_in_order_with_their_problems(count: int) -> None:
-    groups = random_groups(count, seed=3)
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_groups_that_one_rank_sampled_are_handed_out_once_and_come_back_whole(
+    count: int, minibatches: int
+) -> None:
+    """Columns of problems do not travel: they may be anything."""
     problems = [(Problem(f"p{i}", "?", {"odd": object()}), (i,)) for i in range(count)]
+    groups = [
+        replace(group, problem=problem)
+        for group, (problem, _) in zip(random_groups(count, seed=3), problems, strict=True)
+    ]
+    sampled = Rollout(groups, count + 1)
 
     def work(world: World) -> object:
-        own = [groups[prompt[0]] for _, prompt in own_problems(world, problems)]
-        return gather_groups(world, own, problems)
+        exchange = Exchange(world, problems, in_shares=False)
+        own = exchange.scatter(sampled if world.first else Rollout([], 0), minibatches)
+        return own, exchange.gather([own])
 
-    for found in in_threads(3, work):
-        assert isinstance(found, list)
-        assert [group.completions for group in found] == [group.completions for group in groups]
-        assert [group.rewards for group in found] == [group.rewards for group in groups]
-        assert [group.problem for group in found] == [problem for problem, _ in problems]
+    shares, whole = zip(*in_threads(3, work), strict=True)  # pyright: ignore
+    assert sorted(place for own in shares for place in own.places) == list(range(count))
+    assert {(own.drawn, own.total) for own in shares} == {(count + 1, count)}
+    for own in shares:
+        assert own.groups == [groups[place] for place in own.places]
+    assert whole[0][0].groups == groups and whole[1:] == ([], [])
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_advantages_over_ranks_are_those_of_the_whole_step(scale: str) -> None:
+    groups, config = random_groups(3, 4, seed=5), small_config(f"algorithm.advantage.scale={scale}")
+    weights = dict.fromkeys(groups[0].scores, 1.0)
+    expected = assign_advantages(make_batch(groups), config.algorithm, weights).groups
+
+    def work(world: World) -> object:
+        own = own_share(Rollout(groups, 3), world)
+        batch = replace(make_batch(own.groups), places=own.places, total=own.total)
+        return assign_over_ranks(batch, config.algorithm, weights, world).groups
+
+    shares = in_threads(4, work)  # one has none
+    assert shares == [tuple(expected[n : n + 1]) for n in range(4)]
 
 
 def test_gradients_of_ranks_add_up_to_that_of_one_process() -> None:
@@ -99,12 +136,19 @@ def test_gradients_of_ranks_add_up_to_that_of_one_process() -> None:
     whole = random_policy(layout="padded")
     accumulate(groups, whole, config)
     policies = [random_policy(layout="padded") for _ in range(4)]
-    in_threads(
-        4,
-        lambda world: accumulate(
-            groups, policies[world.rank], config, optimizer=plain_stepper(world)
-        ),
-    )
+    denominator = rollout_batch(groups, config).denominator
+
+    def of_rank(world: World) -> object:
+        own = groups[world.rank : world.rank + 1]
+        return accumulate(
+            own,
+            policies[world.rank],
+            config,
+            optimizer=plain_optimizer(world),
+            denominator=denominator,
+        )
+
+    in_threads(4, of_rank)
     for name, weight in whole.model.named_parameters():
         parts = [dict(policy.model.named_parameters())[name].grad for policy in policies]
         total = sum(part for part in parts if part is not None)
@@ -214,7 +258,7 @@ def test_one_exit_code_stands_for_all_ranks(
 def test_two_launchers_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(ConfigError, match="leave --nproc out"):
-        train_command(["demo"], nproc=2)
+        train_command(["demo"], nproc="2")
 
 
 def test_a_number_of_processes_without_their_names_is_refused(

@@ -12,7 +12,8 @@ from groupwise.config import Config
 from groupwise.explain.numbers import token_numbers
 from groupwise.objective.objective import PRESETS
 from groupwise.recipe import parse
-from groupwise.training.update import Update, rollout_batch
+from groupwise.training.recorder import Update
+from groupwise.training.update import rollout_batch
 from groupwise.types import Completion
 from small_models import random_groups
 

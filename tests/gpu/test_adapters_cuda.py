@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines import generate
 from groupwise.config import AdapterSettings, OptimizerSettings
 from groupwise.load import make_engine
 from groupwise.policy.load import Policy, load_policy
@@ -59,7 +60,7 @@ def cuda_policy(
 
 def sampler_gap(policy: Policy, engine: NativeEngine) -> Tensor:
     """Sampler's minus trainer's log-probs of sampled tokens."""
-    answers = engine.generate(REQUESTS, Sampling(30))
+    answers = generate(engine, REQUESTS, Sampling(30))
     groups: list[Group] = [
         dataclasses.replace(group, prompt_tokens=request.prompt_tokens, completions=drawn)
         for group, request, drawn in zip(random_groups(3), REQUESTS, answers, strict=True)
@@ -81,12 +82,12 @@ def test_graphs_serve_adapters_and_follow_their_updates(
     assert isinstance(engine, NativeEngine)
     assert (engine.graphs is None) == (quantization == "int8")
     assert sampler_gap(policy, engine).mean() < 0.05
-    before = engine.generate(REQUESTS, Sampling(30, temperature=0.0))
+    before = generate(engine, REQUESTS, Sampling(30, temperature=0.0))
     optimizer = Optimizer(policy.model, OptimizerSettings(lr=3e-2), 10)
     for step in range(3):
         groups = random_groups(4, 4, seed=step)
         update(groups, policy, optimizer, parse({}), progress=step, entropy_weight=0.0)
-    assert engine.generate(REQUESTS, Sampling(30, temperature=0.0)) != before
+    assert generate(engine, REQUESTS, Sampling(30, temperature=0.0)) != before
     assert sampler_gap(policy, engine).mean() < 0.05
 
 
@@ -105,7 +106,7 @@ def test_4_bit_weights_are_close_to_what_they_were(dtype: torch.dtype) -> None:
 def test_fp32_lora_is_served_token_by_token_like_pefts_generate() -> None:
     policy = cuda_policy(dtype=torch.float32)
     assert policy.adapter is not None
-    found = NativeEngine(policy, 16).generate(REQUESTS, Sampling(24, temperature=0.0))
+    found = generate(NativeEngine(policy, 16), REQUESTS, Sampling(24, temperature=0.0))
     for request, answers in zip(REQUESTS, found, strict=True):
         tokens = torch.tensor([request.prompt_tokens], device="cuda")
         out = policy.adapter.peft.generate(input_ids=tokens, max_new_tokens=24, do_sample=False)

@@ -140,7 +140,7 @@ def test_text_of_a_config_cannot_become_code_of_the_script() -> None:
 
 
 def test_rewards_see_in_trl_what_they_see_here() -> None:
-    place = "groupwise.tasks.arithmetic:correct"
+    place = "groupwise.rewards.arithmetic:correct"
     reward = trl_reward("correct", place)
     prompts = [[{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "<think>"}]]
     turn = [[{"role": "assistant", "content": "4</think><answer>4</answer>"}]]

@@ -16,6 +16,7 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.interop.defaults import DEFAULTS
 from groupwise.interop.fields import DIRECT, trl_fields
+from groupwise.interop.grpo_fields import ALL
 from groupwise.interop.import_trl import from_trl, read_fields
 from groupwise.objective.objective import PRESETS
 from groupwise.recipe import load_recipe
@@ -58,11 +59,13 @@ def test_what_is_exported_comes_back(preset: str, more: tuple[str, ...]) -> None
 
 def test_the_defaults_are_those_of_the_installed_trl() -> None:
     trl = pytest.importorskip("trl")
-    theirs = {f.name: f.default for f in dataclasses.fields(trl.GRPOConfig) if f.name in DEFAULTS}
-    assert theirs.keys() == DEFAULTS.keys() and set(DIRECT.values()) <= DEFAULTS.keys()
-    for name, value in DEFAULTS.items():
-        shown = getattr(theirs[name], "value", theirs[name])
-        assert shown == value, name
+    fields = {f.name: f for f in dataclasses.fields(trl.GRPOConfig)}
+    assert fields.keys() == ALL.keys() and set(DIRECT.values()) <= DEFAULTS.keys()
+    for name, value in ALL.items():
+        field = fields[name]
+        made = field.default_factory is not dataclasses.MISSING
+        theirs = field.default_factory() if made else field.default  # pyright: ignore
+        assert getattr(theirs, "value", theirs) == value, name
 
 
 def test_an_empty_file_is_trls_defaults_and_says_where_ours_differ() -> None:
@@ -74,19 +77,50 @@ def test_an_empty_file_is_trls_defaults_and_says_where_ours_differ() -> None:
     said = " ".join(found.defaults)
     for name in ("learning_rate", "lr_scheduler_type", "loss_type", "max_completion_length"):
         assert f"{name} is left to TRL" in said
-    assert "temperature" not in said and found.lost == []
+    assert "temperature" not in said and found.lost == {}
 
 
 def test_what_has_no_counterpart_is_said_and_what_is_off_is_not() -> None:
     found = from_trl(
-        {"use_vllm": True, "vllm_server_host": "10.0.0.1", "num_train_epochs": 3, "hub_token": None,
-         "max_tool_calling_iterations": 4, "use_liger_kernel": False, "output_dir": "x"}
+        {"vllm_model_impl": "transformers", "num_train_epochs": 2, "hub_token": None,
+         "max_tool_calling_iterations": 4, "use_liger_kernel": False, "output_dir": "x",
+         "label_smoothing_factor": 0.0, "bta": 0.04, "logging_step": 5}
     )  # fmt: skip
-    said = " ".join(found.lost)
-    assert "vllm_server_host=10.0.0.1" in said and "max_tool_calling_iterations=4" in said
-    assert "num_train_epochs=3 (set steps=" in said
+    said = " ".join(found.lost.values())
+    assert "vllm_model_impl=transformers" in said and "max_tool_calling_iterations=4" in said
+    assert "num_train_epochs=2 (set steps=" in said
     assert "use_liger" not in said and "output_dir" not in said and "hub_token" not in said
+    assert "label_smoothing" not in said, "TRL's own default is nothing to say"
+    assert found.lost["bta"] == "bta is no field of TRL's GRPOConfig: did you mean beta?"
+    assert "did you mean logging_steps?" in found.lost["logging_step"]
+
+
+def test_vllm_and_evaluation_have_counterparts() -> None:
+    fields = {"use_vllm": True, "eval_strategy": "steps", "eval_steps": 6, "num_iterations": 2}
+    found = from_trl(fields)
+    assert found.lost == {} and found.config.engine.kind == "vllm"
+    assert found.config.engine.model_dump()["memory_share"] == 0.3
+    assert found.config.eval.every == 3, "TRL counts optimizer steps, and a rollout has two"
     assert found.config.algorithm.mismatch == "sequence", "vLLM is corrected for by default"
+    uncorrected = from_trl({"use_vllm": True, "vllm_importance_sampling_correction": False})
+    assert uncorrected.config.algorithm.mismatch == "none"
+    served = from_trl({"use_vllm": True, "vllm_mode": "server", "vllm_server_host": "10.0.0.1"})
+    assert served.config.place.model_dump()["urls"] == ("http://10.0.0.1:8000",)
+
+
+def test_a_config_object_is_read_and_only_what_it_changes_is_said() -> None:
+    trl = pytest.importorskip("trl")
+    args = trl.GRPOConfig("x", beta=0.04, max_steps=6, label_smoothing_factor=0.1, use_cpu=True)
+    found = from_trl(args)
+    assert found.config.algorithm.kl_weight == 0.04 and found.config.steps == 6
+    assert set(found.lost) == {"label_smoothing_factor"}
+
+
+def test_a_script_is_told_what_to_do(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from trl import GRPOTrainer\n")
+    with pytest.raises(ConfigError, match=r"from groupwise\.trl import GRPOConfig, GRPOTrainer"):
+        read_fields(script)
 
 
 def test_batches_are_counted_as_trl_counts_them() -> None:
@@ -115,16 +149,16 @@ def test_the_command_lines_model_data_and_lora_are_read() -> None:
 
 @pytest.mark.parametrize("ending", [".yaml", ".json"])
 def test_a_file_becomes_a_recipe_that_loads(tmp_path: pathlib.Path, ending: str) -> None:
-    fields = {"beta": 0.04, "num_generations": 4, "max_steps": 7, "vllm_server_port": 9}
+    fields = {"beta": 0.04, "num_generations": 4, "max_steps": 7, "neftune_noise_alpha": 5}
     source = tmp_path / f"grpo{ending}"
     source.write_text(json.dumps(fields) if ending == ".json" else yaml.safe_dump(fields))
     result = CliRunner().invoke(app, ["import", str(source), "--out", str(tmp_path / "mine.yaml")])
     assert result.exit_code == 0, result.output
-    assert "no counterpart: vllm_server_port=9" in result.output
+    assert "no counterpart: neftune_noise_alpha=5" in result.output
     config = load_recipe(str(tmp_path / "mine.yaml"))
     assert config.algorithm.kl_weight == 0.04 and config.steps == 7
     assert config.algorithm.kl_unbiased, "TRL's default, once KL is on"
-    assert "# no counterpart: vllm_server_port=9" in (tmp_path / "mine.yaml").read_text()
+    assert "# no counterpart: neftune_noise_alpha=5" in (tmp_path / "mine.yaml").read_text()
     again = CliRunner().invoke(app, ["import", str(source), "--out", str(source)])
     assert isinstance(again.exception, ConfigError)
 
@@ -144,7 +178,7 @@ def test_a_few_lines_that_stand_for_billions_of_values_are_said_briefly() -> Non
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
     )
     found = from_trl(yaml.safe_load(bomb))
-    assert len(found.lost) == 12 and max(map(len, found.lost)) < 1000
+    assert len(found.lost) == 12 and max(map(len, found.lost.values())) < 1000
 
 
 value = st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats() | st.text(max_size=9)

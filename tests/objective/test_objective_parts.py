@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 
 from groupwise.batch import Denominator
 from groupwise.objective.aggregate import AGGREGATE_FORMULAS, AGGREGATES
-from groupwise.objective.corrections import entropy_threshold, mismatch_ratio, on_policy_answers
-from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight, mean_entropy
+from groupwise.objective.entropy import (
+    adapt_entropy_weight,
+    applied_entropy_weight,
+    entropy_threshold,
+    mean_entropy,
+)
 from groupwise.objective.kl import KL_ESTIMATORS
 from groupwise.objective.objective import Objective
-from groupwise.objective.ratios import importance_ratio, log_ratios
+from groupwise.objective.ratios import (
+    importance_ratio,
+    log_ratios,
+    mismatch_ratio,
+    off_policy_answers,
+)
 from groupwise.objective.surrogates import SURROGATES, Terms
 from random_steps import objective
 
@@ -160,28 +169,26 @@ def test_mismatch_ratio_bounds():
     sampler = torch.zeros(1, 3)
     mask = torch.tensor([[True, True, False]])
 
-    def rho(level, mode):
-        ratio = mismatch_ratio(old, sampler, mask, level=level, mode=mode, low=0.5, high=2.0)
-        return ratio.flatten().tolist()
+    def rho(level, mode, high=2.0):
+        o = objective(mismatch=level, mismatch_mode=mode, mismatch_min=0.5, mismatch_max=high)
+        return mismatch_ratio(old, sampler, mask, o).flatten().tolist()
 
     assert rho("token", "truncate") == pytest.approx([2.0, 0.5, 1.0])
     assert rho("token", "mask") == pytest.approx([0.0, 0.0, 1.0])
     assert rho("sequence", "truncate") == pytest.approx([0.5])
     assert rho("sequence", "mask") == pytest.approx([0.0])
-    below_one = mismatch_ratio(
-        old, sampler, mask, level="token", mode="truncate", low=0.5, high=0.9
-    )
-    assert below_one.flatten().tolist() == pytest.approx([0.9, 0.5, 1.0]), "padding weighs 1"
+    below_one = rho("token", "truncate", high=0.9)
+    assert below_one == pytest.approx([0.9, 0.5, 1.0]), "padding weighs 1"
 
 
-def test_on_policy_answers_drops_only_negative_answers_that_moved_away():
+def test_off_policy_answers_are_negative_ones_that_the_policy_moved_away_from():
     logprobs = torch.tensor([[-3.0, -3.0, 0.0], [-3.0, 0.0, 0.0]])
     sampler = torch.full((2, 3), -2.0)
     moved_by_one = (logprobs, sampler, MASK_BT)
     negative, mixed = torch.tensor([[-1.0], [-1.0]]), torch.tensor([[1.0], [0.0]])
-    assert on_policy_answers(*moved_by_one, negative, 0.9).flatten().tolist() == [False, False]
-    assert on_policy_answers(*moved_by_one, negative, 1.1).flatten().tolist() == [True, True]
-    assert on_policy_answers(*moved_by_one, mixed, 0.9).flatten().tolist() == [True, True]
+    assert off_policy_answers(*moved_by_one, negative, 0.9).flatten().tolist() == [True, True]
+    assert off_policy_answers(*moved_by_one, negative, 1.1).flatten().tolist() == [False, False]
+    assert off_policy_answers(*moved_by_one, mixed, 0.9).flatten().tolist() == [False, False]
 
 
 @settings(max_examples=50, deadline=None)

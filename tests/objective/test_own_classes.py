@@ -87,8 +87,10 @@ def test_objects_from_python_are_the_same_as_names(folder: pathlib.Path) -> None
     assert losses(one.folder) == losses(other.folder)
     assert fingerprint(one.folder)  # it is a whole run
     groupwise.train(config, "best", algorithm=BestOnly(), quiet=True)
-    with pytest.raises(ConfigError, match="Surrogate or an AdvantageEstimator"):
-        groupwise.train(config, "wrong", algorithm="clip", quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="takes a surrogate or estimator"):
+        groupwise.train(config, "wrong", algorithm=3, quiet=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="unknown preset 'clip'; there are: grpo"):
+        groupwise.train(config, "wrong", algorithm="clip", quiet=True)
 
 
 def test_a_recipe_file_may_name_one_only_when_trusted(folder: pathlib.Path) -> None:

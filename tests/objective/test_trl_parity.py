@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from groupwise.batch import Denominator
-from groupwise.objective.corrections import entropy_threshold, mismatch_ratio
-from groupwise.objective.entropy import adapt_entropy_weight, applied_entropy_weight
+from groupwise.objective.entropy import (
+    adapt_entropy_weight,
+    applied_entropy_weight,
+    entropy_threshold,
+)
 from groupwise.objective.objective import Objective
+from groupwise.objective.ratios import mismatch_ratio
 from random_steps import (
     MAX_TOKENS,
     Step,
@@ -304,7 +308,8 @@ def test_mismatch_ratio_treats_a_log_prob_that_the_engine_could_not_tell_as_one(
     sampler[1, 0] = torch.nan
     for level in ("token", "sequence"):
         for mode in ("truncate", "mask"):
-            ours = mismatch_ratio(old, sampler, x.mask_BT, level=level, mode=mode, low=0, high=2)
+            o = objective(mismatch=level, mismatch_mode=mode, mismatch_min=0, mismatch_max=2)
+            ours = mismatch_ratio(old, sampler, x.mask_BT, o)
             torch.testing.assert_close(ours, trl_rho(x, f"{level}_{mode}", 0.0, 2.0))
             if level == "token":
                 assert ours[1, 0] == 1

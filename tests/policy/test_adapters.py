@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines import generate
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.adapters import (
     Adapter,
     add_adapter,
-    base_of,
+    base_model_of,
     load_adapter,
     merge_adapter,
 )
@@ -169,7 +170,7 @@ def test_the_native_engine_decodes_like_pefts_own_generate(family: str, kind: st
     policy, adapter = adapter_policy(family, **KINDS[kind])
     assert native_engine_problem(policy) is None
     requests = [Request(prompt, (0,)) for prompt in PROMPTS]
-    found = NativeEngine(policy, 3).generate(requests, Sampling(16, temperature=0.0))
+    found = generate(NativeEngine(policy, 3), requests, Sampling(16, temperature=0.0))
     for prompt, (answer,) in zip(PROMPTS, found, strict=True):
         tokens = torch.tensor([prompt])
         out = adapter.peft.generate(
@@ -186,7 +187,7 @@ def test_sampled_log_probs_are_the_trainers(kind: str) -> None:
 
 def check_sampled_log_probs(policy: Policy, tolerance: float) -> None:
     requests = [Request(prompt, (n, n + 10)) for n, prompt in enumerate(PROMPTS)]
-    answers = NativeEngine(policy, 3).generate(requests, Sampling(12, 0.9))
+    answers = generate(NativeEngine(policy, 3), requests, Sampling(12, 0.9))
     groups = [
         dataclasses.replace(group, prompt_tokens=request.prompt_tokens, completions=drawn)
         for group, request, drawn in zip(random_groups(4), requests, answers, strict=True)
@@ -213,9 +214,9 @@ def test_a_target_that_is_not_there_is_an_error_that_names_those_that_are() -> N
 
 def reference_logprobs(reference: Reference) -> Tensor:
     from groupwise.batch import make_batch
+    from groupwise.policy.packing import microbatches
 
-    (micro,) = make_batch(random_groups(2)).microbatches("padded", 9999)
-    assert micro.rows is not None
+    (micro,) = microbatches(make_batch(random_groups(2)), "padded", 9999)
     with torch.no_grad():
         return answer_logprobs(reference.policy, micro.rows, 1.0)[0]
 
@@ -257,7 +258,7 @@ def test_adapters_are_saved_and_merged_in_pefts_format(tmp_path: pathlib.Path) -
     adapter.save(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors"}
-    assert base_of(tmp_path) == "some/model"
+    assert base_model_of(tmp_path) == "some/model"
     merged = merge_adapter(random_model(), tmp_path)
     assert not any("lora" in name for name, _ in merged.named_parameters())
     assert torch.allclose(logits(make_policy(merged, tokenizer())), logits(policy), atol=1e-4)
@@ -278,7 +279,7 @@ def test_folders_that_hold_no_usable_adapter_say_why(tmp_path: pathlib.Path) -> 
     ]:
         config.write_text(text)
         with pytest.raises(ModelError, match=reason):
-            base_of(tmp_path)
+            base_model_of(tmp_path)
     (tmp_path / "adapter_model.bin").write_bytes(b"never read")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
         merge_adapter(random_model(), tmp_path)

@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from groupwise.errors import ModelError
 from groupwise.policy.load import load_policy
 from groupwise.policy.resolve import TINY
 from groupwise.reward_models.model import load_reward_model, new_reward_model
+from runs import exit_code
 
 CODE = """
 import pathlib
@@ -87,20 +86,20 @@ def test_code_beside_a_model_that_does_not_need_it_is_left_alone(
 
 @pytest.mark.parametrize("command", ["eval", "sample", "export"])
 def test_nothing_is_asked_on_standard_input(
-    command: str, needs_code: pathlib.Path, ran: pathlib.Path, tmp_path: pathlib.Path
+    command: str,
+    needs_code: pathlib.Path,
+    ran: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     words = [command, str(needs_code)]
     if command == "export":
         (tmp_path / "config.yaml").write_text(f"model: {needs_code}\n")
         words = ["export", str(tmp_path), "--to", "trl", "--out", str(tmp_path / "train.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "groupwise", *words],
-        input="yes\n" * 100,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    code = exit_code(words, monkeypatch, typed="yes\n" * 100)
+    output, errors = capfd.readouterr()
     assert not ran.exists()
-    assert done.returncode == 2, done.stderr
-    assert "needs Python code of its own" in done.stderr
-    assert "Traceback" not in done.stderr and "[y/N]" not in done.stdout + done.stderr
+    assert code == 2, errors
+    assert "needs Python code of its own" in errors
+    assert "Traceback" not in errors and "[y/N]" not in output + errors

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engines import generate
 from groupwise.config import AdapterSettings
 from groupwise.errors import MissingExtraError, ModelError
 from groupwise.interop.folder import export_model
@@ -133,7 +134,7 @@ def test_quantised_policies_are_served_as_they_are(make: Make, kind: str) -> Non
         return  # 8-bit activations round with their neighbours' outliers: greedy may differ
     prompts = [(5, 6, 7), (9,), (4, 4, 8, 20)]
     requests = [Request(prompt, (0,)) for prompt in prompts]
-    found = NativeEngine(policy, 2).generate(requests, Sampling(16, temperature=0.0))
+    found = generate(NativeEngine(policy, 2), requests, Sampling(16, temperature=0.0))
     for prompt, (answer,) in zip(prompts, found, strict=True):
         assert policy.adapter is not None
         out = policy.adapter.peft.generate(

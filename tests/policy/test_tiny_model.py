@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 import groupwise.policy
 from groupwise.config import ArithmeticTask
+from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import arithmetic
 
 TINY = Path(groupwise.policy.__file__).parent / "tiny"
@@ -118,7 +119,7 @@ def test_sampled_answers_start_between_15_and_45_percent_right_in_partly_good_fo
         for index, text in enumerate(texts)
     ]
     assert 0.15 < sum(right) / len(right) < 0.45
-    assert 0.55 < sum(map(arithmetic.formatted, texts)) / len(texts) < 0.9
+    assert 0.55 < sum(map(think_answer_format, texts)) / len(texts) < 0.9
     assert (answers != TOKENIZER.pad_token_id).sum() / len(answers) < 30
 
 

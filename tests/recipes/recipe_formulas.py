@@ -89,6 +89,8 @@ def best_small(answers: Sequence[Answer]) -> Tensor:
 
 FORMULAS: dict[str, Formula] = {
     "demo": clipped_answer_mean(0.2, 0.0),
+    "guess_number": clipped_answer_mean(0.2, 0.0),
+    "calculator": clipped_answer_mean(0.2, 0.0),
     "neural_reward": clipped_answer_mean(0.2, 0.04),
     "cot_reward": clipped_answer_mean(0.2, 0.04),
     "cot_deepspeed": clipped_answer_mean(0.2, 0.04),

@@ -9,15 +9,17 @@ from typer.testing import CliRunner
 
 from groupwise.cli.main import app
 from groupwise.config import Config
+from groupwise.config.blocks import merged
 from groupwise.errors import ConfigError
-from groupwise.recipe import list_recipes, load_recipe, merged, read_recipe
-from groupwise.tiny_run import SAMPLES, swapped
+from groupwise.recipe import list_recipes, load_recipe, read_recipe
+from groupwise.recipe.tiny import SAMPLES, swapped
+from groupwise.rewards.tags import think_answer_format
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SYSTEMS = [
     "neural_reward", "cot_reward", "cot_deepspeed", "llama3_8b", "qwen_gpu", "qwen_cpu", "neuron",
     "preference", "nano_aha_moment", "grpo_zero", "simple_grpo", "lm_book", "cookbook",
-    "best_small", "demo",
+    "best_small", "demo", "guess_number", "calculator",
 ]  # fmt: skip
 
 
@@ -36,7 +38,8 @@ def test_a_recipe_says_what_it_is_and_all_its_presets_load(name: str) -> None:
     for preset in (None, *recipe.presets):
         whole = load_recipe(name, preset=preset)
         small = load_recipe(name, preset=preset, tiny=True)
-        assert small.model == "tiny" and small.steps == 2 and small.device == "cpu"
+        embedded = whole.model if whole.model == "tiny_tools" else "tiny"
+        assert small.model == embedded and small.steps == 2 and small.device == "cpu"
         for kept in ("algorithm", "adapter", "optimizer", "precision", "gradient_checkpointing"):
             assert getattr(small, kept) == getattr(whole, kept)
         if preset is not None:
@@ -58,7 +61,7 @@ NUMBERS = {
     "algorithm.kl_weight=0.1 batch.epochs=3 batch.minibatches=16 optimizer.lr=1e-5 "
     "optimizer.schedule=cosine optimizer.clip_norm=1.0 eval.every=200 checkpoint.every=500 "
     "tracking.tensorboard=true model=Qwen/Qwen2.5-3B-Instruct",
-    "nano_aha_moment": "task.numbers=[3,4] task.test_size=500 task.prefill='<think>' "
+    "nano_aha_moment": "task.numbers=[3,4] task.test_size=500 "
     "batch.prompts=16 batch.group_size=4 optimizer.lr=1e-6 algorithm.kl_weight=0.001 "
     "rollout.temperature=1.0 rollout.top_p=0.999 rollout.max_completion_tokens=1024 "
     "optimizer.clip_norm=1.0 eval.every=25 eval.temperature=0.3 checkpoint.every=50 "
@@ -162,6 +165,26 @@ def test_the_list_names_every_recipe_with_size_and_hardware(
         assert name in result.output
     assert "cookbook --preset quick | medium | full | gpu | cpu | debug" in result.output
     assert "hardware" in result.output and "8 B" in result.output
+
+
+SOLVE, THINK = (
+    "Let me solve this step by step.\n<think>",
+    "Let me think through this step by step.\n",
+)
+PREFILLS = {
+    "nano_aha_moment": SOLVE,
+    "grpo_zero": SOLVE,
+    "cot_reward": THINK,
+    "cot_deepspeed": THINK,
+    "llama3_8b": THINK,
+}
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_answers_open_with_the_words_of_the_system(name: str) -> None:
+    assert load_recipe(name).task.model_dump()["prefill"] == PREFILLS[name]
+    written = PREFILLS[name].removesuffix("<think>") + "<think>3+4=7</think>\n<answer>7</answer>"
+    assert think_answer_format(written) and not think_answer_format(f"So. {written}")
 
 
 def test_the_index_of_pages_is_up_to_date() -> None:

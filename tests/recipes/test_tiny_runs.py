@@ -58,14 +58,18 @@ def test_a_recipe_trains_is_killed_resumes_and_evaluates(
     first = timeless_metrics(folder)
     result = api.train(config, folder, quiet=True)
     steps = timeless_metrics(folder)
-    assert steps == first and [line["step"] for line in steps] == [1, 2]
+    if config.environment.kind == "none":
+        assert steps == first
+    else:  # which turns are computed together depends on time, and that rounds log-probs
+        assert [pytest.approx(line, rel=1e-3, abs=1e-5) for line in first] == steps
+    assert [line["step"] for line in steps] == [1, 2]
     assert all(math.isfinite(line["loss"]) for line in steps)
     assert sum(line["updates"] for line in steps) > 0 and max(s["grad_norm"] for s in steps) > 1e-3
     for moment in ("before", "after"):
         measured = result.summary[moment]
         assert measured["problems"] == 4 and math.isfinite(measured["reward"])
         assert 0 <= measured["format"] <= 1
-    names = {path.name for path in result.model.iterdir()}
+    names = {path.name for path in result.model_folder.iterdir()}
     weights = "adapter_model.safetensors" if config.adapter else "model.safetensors"
     assert weights in names and "README.md" in names
 
@@ -78,7 +82,7 @@ def test_the_command_says_what_it_swapped_and_its_run_can_be_evaluated(
     run = CliRunner().invoke(app, ["train", "cookbook", "--preset", "quick", "--tiny", "steps=1"])
     assert run.exit_code == 0, run.output
     assert "model tiny (was Qwen/Qwen2.5-3B-Instruct)" in run.output
-    assert "runs/cookbook-quick-tiny: finished, held-out accuracy" in run.output
+    assert "runs/cookbook-quick-tiny: finished, test accuracy" in run.output
     target = tmp_path / "metrics.json"
     words = ["eval", "runs/cookbook-quick-tiny", "--limit", "3", "--json", str(target)]
     assert CliRunner().invoke(app, words).exit_code == 0

@@ -38,6 +38,7 @@ class FakeEngine:
         self.version, self.errored = "default", False
         self.weights: dict[str, Tensor] = {}
         self.calls: list[str] = []
+        self.running = ""
         config = policy.model.config
         model: dict[str, Any] = {
             "hf_text_config": SimpleNamespace(
@@ -59,7 +60,8 @@ class FakeEngine:
         self.version = version
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        assert clear_cache
+        assert clear_cache and mode in ("abort", "wait", "keep")
+        self.running = mode
         self.calls.append("pause")
 
     async def resume_generation(self) -> None:

@@ -133,5 +133,5 @@ def config(*more: str, servers: Sequence[Running] = ()) -> Config:
                 "eval.problems=2", "engine.kind=vllm")  # fmt: skip
     if servers:
         urls = ", ".join(f"'{server.url}'" for server in servers)
-        more = (f"engine.urls=[{urls}]", "engine.timeout=120", *more)
+        more = (f"place.urls=[{urls}]", "place.timeout=120", *more)
     return small_config(*settings, *more)

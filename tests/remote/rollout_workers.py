@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from groupwise.config import AdapterSettings, Config
-from groupwise.load import make_engine
+from groupwise.config import AdapterSettings
+from groupwise.load import worker_engine
 from groupwise.policy.load import Policy, load_policy
-from groupwise.remote.worker_server import WorkerModel, worker_app
+from groupwise.remote.worker_model import WorkerModel
+from groupwise.remote.worker_server import worker_app
 from serving import TOKEN, served, serving_command
 
 
@@ -31,9 +32,7 @@ def in_thread(
 ) -> Iterator[Running]:
     """Only for a trainer that waits for its answers: models of one process share the way that
     attention is routed."""
-    worker = WorkerModel(
-        policy, lambda p, run: make_engine(p, Config(engine=run.engine, compile=run.compile))
-    )
+    worker = WorkerModel(policy, lambda p, run: worker_engine(p, run, trust_code=False))
     with served(worker_app(worker, places, TOKEN)) as url:
         yield Running(url, worker)
 

@@ -13,9 +13,11 @@ import pytest
 
 import reference_servers
 import rollout_workers
-from groupwise.config import EngineSettings
-from groupwise.remote import guard, running, worker_server
-from groupwise.remote.payload import WeightsStream, trained_weights
+from clients import send_weights, wait
+from groupwise.config.engine import AutoEngine
+from groupwise.policy.weights import trained_weights
+from groupwise.remote import guard, running, worker_model
+from groupwise.remote.payload import WeightsStream
 from groupwise.remote.reference_payload import LogprobsRequest, encode_request
 from groupwise.remote.worker_client import WorkerClient
 from groupwise.remote.worker_payload import RunSettings
@@ -150,12 +152,12 @@ def test_of_requests_in_progress_there_is_a_cap_that_says_when_to_come_back(
 def test_a_stalled_upload_holds_up_nobody_and_health_tells(
     worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_server, "UNWELL_SECONDS", 0.2)
+    monkeypatch.setattr(worker_model, "UNWELL_SECONDS", 0.2)
     monkeypatch.setattr(guard, "STALL_SECONDS", 2.0)
     monkeypatch.setattr(guard, "DISCARD_SECONDS", 0.1)
     mine = WorkerClient(worker, TOKEN, "GROUPWISE_TOKEN", 20.0)
-    settings = RunSettings(run=RUN, adapter=None, engine=EngineSettings(), compile="none")
-    mine.begin(settings)
+    settings = RunSettings(run=RUN, adapter=None, engine=AutoEngine(), compile="none")
+    wait(mine.begin(settings))
     weights = trained_weights(random_policy(seed=5))
     whole = b"".join(WeightsStream(weights))
     head = f"PUT /weights?run={RUN}&version=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}"
@@ -167,8 +169,8 @@ def test_a_stalled_upload_holds_up_nobody_and_health_tells(
         time.sleep(0.05)
     assert health.status_code == 503 and "upload of weights has stalled" in health.text
     began = time.monotonic()
-    mine.begin(settings)  # the model is free for others all the time
-    mine.send_weights(weights, RUN, 2)
+    wait(mine.begin(settings))  # the model is free for others all the time
+    send_weights(mine, weights, RUN, 2)
     assert time.monotonic() - began < 1.5
     assert httpx2.get(f"{worker}/health").status_code == 200
     assert b" 408 " in stalled.recv(4096)  # and the stalled one ends
@@ -178,14 +180,14 @@ def test_a_stalled_upload_holds_up_nobody_and_health_tells(
 
 def test_an_upload_that_another_replaced_changes_nothing_any_more(worker: str) -> None:
     mine = WorkerClient(worker, TOKEN, "GROUPWISE_TOKEN", 20.0)
-    mine.begin(RunSettings(run=RUN, adapter=None, engine=EngineSettings(), compile="none"))
+    wait(mine.begin(RunSettings(run=RUN, adapter=None, engine=AutoEngine(), compile="none")))
     weights = trained_weights(random_policy(seed=5))
     whole = b"".join(WeightsStream(weights))
     head = f"PUT /weights?run={RUN}&version=1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}"
     head += f"\r\nContent-Length: {len(whole)}\r\n\r\n"
     slow = connect(worker, head.encode() + whole[:5000])
     time.sleep(0.2)
-    mine.send_weights(weights, RUN, 2)
+    send_weights(mine, weights, RUN, 2)
     slow.sendall(whole[5000:])
     reply = everything_from(slow)
     assert b" 409 " in reply and b"another upload has begun" in reply
@@ -197,7 +199,7 @@ def test_an_adapter_of_a_monstrous_rank_is_refused_before_memory_is_taken(worker
     settings = {
         "run": RUN,
         "adapter": {"rank": 1e9},
-        "engine": EngineSettings().model_dump(mode="json"),
+        "engine": AutoEngine().model_dump(mode="json"),
         "compile": "none",
     }
     reply = ask(worker, "POST", "/begin", content=json.dumps(settings))

@@ -1,8 +1,8 @@
 """Several reference servers: work goes to who is free, one that dies is survived."""
 
+import asyncio
 import logging
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,16 @@ import pytest
 from groupwise.batch import make_batch
 from groupwise.config import ReferenceSettings
 from groupwise.errors import ModelError
+from groupwise.policy.packing import microbatches
 from groupwise.policy.reference import Reference
 from groupwise.remote import pool as pool_module
 from groupwise.remote import reference_client as client_module
 from groupwise.remote.client import ServerUnavailable
 from groupwise.remote.fingerprint import model_fingerprint
-from groupwise.remote.reference_client import RemoteReference, ServedModel
+from groupwise.remote.reference_client import ReferenceClient, RemoteReference, ServedModel
 from groupwise.remote.reference_payload import LogprobsRequest
 from small_models import random_groups, random_policy
+from stubs import Stub, connect
 from updates import Logprobs, policy_logprobs, reference_logprobs
 
 POLICY = random_policy()
@@ -27,31 +29,17 @@ GROUPS = random_groups(6, 4)
 
 
 @dataclass
-class Stub:
-    """A server without HTTP, which may die at the n-th question and may come back."""
-
-    url: str
-    dies_at: int | None = None
-    returns: bool = False
-    pause: float = 0.0
-    asked: int = 0
+class Server(Stub):
     fingerprint: Any = field(default_factory=lambda: model_fingerprint(POLICY))
 
-    @property
-    def dead(self) -> bool:
-        return self.dies_at is not None and self.asked >= self.dies_at
-
-    def model(self) -> ServedModel:
-        if self.dead and self.returns:
-            self.dies_at = None
-        if self.dead:
-            raise ServerUnavailable("connection refused")
+    async def model(self) -> ServedModel:
+        self.reach()
         return ServedModel(fingerprint=self.fingerprint, tokens=4096)
 
-    def logprobs(self, question: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
+    async def logprobs(self, question: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
         self.asked += 1
         assert model == self.fingerprint.name
-        time.sleep(self.pause)
+        await asyncio.sleep(self.pause)
         if self.dead:
             raise ServerUnavailable("connection reset")
         with ONE_AT_A_TIME:
@@ -61,18 +49,9 @@ class Stub:
         return [tuple(own) for own in logprobs.values()]
 
 
-def balanced(monkeypatch: pytest.MonkeyPatch, *stubs: Stub) -> RemoteReference:
-    monkeypatch.setenv("GROUPWISE_TOKEN", "x" * 20)
-    found = {stub.url: stub for stub in stubs}
-
-    class Connected:
-        command = "groupwise serve"
-
-        def __new__(cls, url: str, *_: Any) -> Any:
-            return found[url]
-
-    monkeypatch.setattr(client_module, "ReferenceClient", Connected)
-    urls = tuple(stub.url for stub in stubs)
+def balanced(monkeypatch: pytest.MonkeyPatch, *servers: Server) -> RemoteReference:
+    connect(monkeypatch, client_module, ReferenceClient, *servers)
+    urls = tuple(server.url for server in servers)
     return RemoteReference(ReferenceSettings(kind="server", urls=urls), POLICY, fresh=True)
 
 
@@ -81,11 +60,11 @@ def expected(tokens: int) -> Logprobs:
 
 
 def pieces(tokens: int) -> int:
-    return len(list(make_batch(GROUPS).microbatches(POLICY.layout, tokens)))
+    return len(list(microbatches(make_batch(GROUPS), POLICY.layout, tokens)))
 
 
 def test_each_micro_batch_goes_to_who_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick, slow = Stub("http://quick:1"), Stub("http://slow:1", pause=0.3)
+    quick, slow = Server("http://quick:1"), Server("http://slow:1", pause=0.3)
     reference = balanced(monkeypatch, quick, slow)
     assert reference_logprobs(reference, GROUPS, 1.0, 20) == expected(20)
     assert quick.asked + slow.asked == pieces(20) > 6
@@ -95,7 +74,7 @@ def test_each_micro_batch_goes_to_who_is_free(monkeypatch: pytest.MonkeyPatch) -
 def test_one_that_dies_is_survived_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    well, dying = Stub("http://well:1", pause=0.02), Stub("http://dying:1", dies_at=2)
+    well, dying = Server("http://well:1", pause=0.02), Server("http://dying:1", dies_at=2)
     reference = balanced(monkeypatch, well, dying)
     with caplog.at_level(logging.WARNING, "groupwise"):
         for _ in range(3):
@@ -109,8 +88,8 @@ def test_one_that_comes_back_works_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
-    well = Stub("http://well:1", pause=0.02)
-    back = Stub("http://back:1", dies_at=1, returns=True)
+    well = Server("http://well:1", pause=0.02)
+    back = Server("http://back:1", dies_at=1, returns=True)
     reference = balanced(monkeypatch, well, back)
     with caplog.at_level(logging.INFO, "groupwise"):
         reference_logprobs(reference, GROUPS, 1.0, 20)
@@ -120,11 +99,11 @@ def test_one_that_comes_back_works_again(
 
 def test_one_that_comes_back_as_another_model_stays_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
-    well = Stub("http://well:1", pause=0.02)
-    changed = Stub("http://changed:1", dies_at=1, returns=True)
+    well = Server("http://well:1", pause=0.02)
+    changed = Server("http://changed:1", dies_at=1)
     reference = balanced(monkeypatch, well, changed)
     reference_logprobs(reference, GROUPS, 1.0, 20)
-    changed.fingerprint = model_fingerprint(random_policy(seed=1))
+    changed.fingerprint, changed.returns = model_fingerprint(random_policy(seed=1)), True
     assert reference_logprobs(reference, GROUPS, 1.0, 20) == expected(20)
     assert changed.asked == 1
 
@@ -132,7 +111,7 @@ def test_one_that_comes_back_as_another_model_stays_aside(monkeypatch: pytest.Mo
 def test_when_none_is_left_the_message_names_each_and_the_way_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first, second = Stub("http://first:1", dies_at=1), Stub("http://second:1", dies_at=3)
+    first, second = Server("http://first:1", dies_at=1), Server("http://second:1", dies_at=3)
     reference = balanced(monkeypatch, first, second)
     with pytest.raises(ModelError) as raised:
         reference_logprobs(reference, GROUPS, 1.0, 12)
@@ -142,8 +121,8 @@ def test_when_none_is_left_the_message_names_each_and_the_way_on(
 
 
 def test_a_question_that_kills_every_server_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cursed(Stub):
-        def logprobs(self, question: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
+    class Cursed(Server):
+        async def logprobs(self, question: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
             self.asked += 1
             raise ServerUnavailable("it failed with status 500")
 
@@ -158,7 +137,7 @@ def test_a_server_that_is_away_at_the_start_is_joined_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_module, "RETRY_SECONDS", 0.0)
-    late, well = Stub("http://late:1", dies_at=0), Stub("http://well:1", pause=0.02)
+    late, well = Server("http://late:1", dies_at=0), Server("http://well:1", pause=0.02)
     reference = balanced(monkeypatch, late, well)
     assert reference_logprobs(reference, GROUPS, 1.0, 20) == expected(20) and late.asked == 0
     late.returns = True

@@ -11,7 +11,7 @@ import pytest
 from groupwise.batch import Batch
 from groupwise.policy.logprobs import batch_logprobs
 from groupwise.remote import reference_server as server_module
-from groupwise.remote.model_thread import QueueFull, Stopping
+from groupwise.remote.model_loop import QueueFull, Stopping
 from groupwise.remote.reference_payload import LogprobsRequest
 from groupwise.remote.reference_server import Job, ReferenceModel, take_together
 from small_models import random_groups, random_policy

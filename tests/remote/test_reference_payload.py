@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from groupwise.batch import make_batch
+from groupwise.policy.packing import microbatches
+from groupwise.remote.payload import ModelLimits
 from groupwise.remote.reference_payload import (
     BadPayload,
     Limits,
@@ -25,7 +27,7 @@ from groupwise.remote.reference_payload import (
 from groupwise.types import Completion, Group, Problem
 from small_models import VOCAB, random_groups
 
-LIMITS = Limits(tokens=4096, vocab=VOCAB, positions=128)
+LIMITS = Limits(4096, ModelLimits(VOCAB, 128))
 HEADER = {"temperature": "1.0", "layout": '"shared_prefix"', "exact": "true"}
 
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -82,8 +84,7 @@ def test_what_is_within_the_token_limit_is_one_micro_batch(question: LogprobsReq
         groups = tuple(
             Group(g.problem, g.prompt_tokens, (c,)) for g in groups for c in g.completions
         )
-    (micro,) = make_batch(groups).microbatches(layout, row_tokens(groups, layout))
-    assert micro.rows is not None
+    (micro,) = microbatches(make_batch(groups), layout, row_tokens(groups, layout))
     assert row_tokens(groups, layout) == micro.rows.tokens_RS.numel()
 
 
@@ -149,11 +150,11 @@ def test_broken_bodies_are_refused_with_the_reason(wrong: bytes, says: str) -> N
 def test_sizes_are_bounded() -> None:
     question = LogprobsRequest(tuple(random_groups(3, 4)), 1.0, "shared_prefix", True)
     exact = row_tokens(question.groups, "shared_prefix")
-    decode_request(encode_request(question), Limits(exact, VOCAB, None))
+    decode_request(encode_request(question), Limits(exact, ModelLimits(VOCAB, None)))
     with pytest.raises(PayloadTooLarge, match=f"takes {exact - 1}"):
-        decode_request(encode_request(question), Limits(exact - 1, VOCAB, None))
+        decode_request(encode_request(question), Limits(exact - 1, ModelLimits(VOCAB, None)))
     with pytest.raises(PayloadTooLarge, match="places"):
-        decode_request(encode_request(question), Limits(exact, VOCAB, 5))
+        decode_request(encode_request(question), Limits(exact, ModelLimits(VOCAB, 5)))
     with pytest.raises(PayloadTooLarge, match="bytes"):
         decode_request(b"\x00" * (LIMITS.body_bytes + 1), LIMITS)
     header = json.dumps({"__metadata__": {"x": "y" * 5000}}).encode()

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from clients import wait
 from groupwise.config import Config
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import load_policy
 from groupwise.recipe import parse, write_config
-from groupwise.remote.client import ServerUnavailable
 from groupwise.remote.reference_client import ReferenceClient
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import train
 from reference_servers import TOKEN, in_process, in_thread
 from runs import fingerprint, small_config
+from stubs import requests_until_death
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "reference_server.md"
 SHOWN = re.findall(r"^(groupwise serve.*)$", DOCS.read_text(), re.M)
@@ -60,18 +61,8 @@ def test_a_run_is_the_same_over_http_also_after_its_only_server_died(
     in_process_run: dict[str, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics, weights and stored answers, bit for bit; the second server is another address."""
-    requests = 0
-    original = ReferenceClient.request
-
-    def until_it_dies(self: ReferenceClient, *args: Any, **more: Any) -> bytes:
-        nonlocal requests
-        requests += 1
-        if requests > 8:
-            raise ServerUnavailable("connection reset")
-        return original(self, *args, **more)
-
     with in_thread(tiny()) as server, monkeypatch.context() as context:
-        context.setattr(ReferenceClient, "request", until_it_dies)
+        requests_until_death(context, ReferenceClient, 8)
         with pytest.raises(ModelError, match="run the same command again"):
             train(server_config(server.url), tmp_path / "run", quiet=True)
     assert 0 < len(read_metrics(tmp_path / "run")) < 3
@@ -196,10 +187,9 @@ def test_commands_shown_print_an_address_and_a_token_that_work(line: str) -> Non
         url, printed = (process.stdout.readline().strip() for _ in range(2))
         found = re.fullmatch(r"export GROUPWISE_TOKEN=([\w-]{32})", printed)
         expected = 65536 if "--tokens" in line else 32768
-        assert (
-            found
-            and ReferenceClient(url, found[1], "GROUPWISE_TOKEN", 30).model().tokens == expected
-        )
+        assert found
+        client = ReferenceClient(url, found[1], "GROUPWISE_TOKEN", 30)
+        assert wait(client.model()).tokens == expected
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     finally:

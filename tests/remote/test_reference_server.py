@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
+from clients import wait
 from groupwise.config import AdapterSettings, ReferenceSettings
 from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import load_policy
@@ -204,7 +205,7 @@ def test_who_hangs_up_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         impatient = ReferenceClient(server.url, TOKEN, "GROUPWISE_TOKEN", timeout=0.3)
         for _ in range(2):
             with pytest.raises(ServerUnavailable, match=r"no reply within 0\.3 s"):
-                impatient.logprobs(question, "")
+                wait(impatient.logprobs(question, ""))
         deadline = time.monotonic() + 20
         while server.model.thread.counts.requests[499] < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -301,7 +302,11 @@ def test_nobody_there_and_somebody_else_are_told_apart(monkeypatch: pytest.Monke
     with pytest.raises(ModelError, match=r"no reference server is left .*refused"):
         RemoteReference(settings(nowhere, timeout=1), random_policy(), fresh=True)
     for page in (b"<html>", b"[]", b"{}", b'{"tokens": 5}', b"[" * 60_000):
-        monkeypatch.setattr(ReferenceClient, "request", lambda *_, page=page, **__: page)
+
+        async def reply(*_: Any, page: bytes = page, **__: Any) -> bytes:
+            return page
+
+        monkeypatch.setattr(ReferenceClient, "request", reply)
         with pytest.raises(ModelError, match="not as a reference server"):
             RemoteReference(settings(nowhere), random_policy(), fresh=True)
 

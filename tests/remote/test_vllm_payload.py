@@ -20,18 +20,24 @@ from safetensors.torch import load_file
 from fake_vllm import TOKEN, FakeVllm
 from groupwise.cli.app import config_for
 from groupwise.cli.main import main
-from groupwise.config import AdapterSettings, Config, EngineSettings
+from groupwise.config import AdapterSettings, Config, Servers, VllmEngineSettings
 from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.load import make_engine
 from groupwise.objective.objective import Objective
 from groupwise.policy.adapters import add_adapter
 from groupwise.policy.load import make_policy
+from groupwise.policy.weights import trained_weights
 from groupwise.recipe import parse, write_config
+from groupwise.recipe.tiny import tiny
 from groupwise.remote import vllm_command as command
 from groupwise.remote.client import ServerUnavailable
 from groupwise.remote.payload import WeightsStream
-from groupwise.remote.pool import WorkQueue
-from groupwise.remote.vllm_client import named_weights, policy_stream, with_digest
+from groupwise.remote.vllm_client import (
+    adapter_config,
+    adapter_weights,
+    checkpoint_weights,
+    with_digest,
+)
 from groupwise.remote.vllm_command import Serving, serve_arguments, serve_environment
 from groupwise.remote.vllm_middleware import WeightsMiddleware
 from groupwise.remote.vllm_payload import (
@@ -42,8 +48,8 @@ from groupwise.remote.vllm_payload import (
     encode_request,
     sampling_params,
 )
+from groupwise.remote.vllm_servers import version_of
 from groupwise.rollout.stopping import StopStrings
-from groupwise.tiny_run import tiny
 from groupwise.types import Sampling
 from small_models import random_model, random_policy, tokenizer
 
@@ -65,8 +71,8 @@ def test_a_question_leaves_no_sampling_setting_to_the_server() -> None:
 
 def test_answers_are_cut_where_our_own_engines_cut_them() -> None:
     def ended(tokens: tuple[int, ...], by: str, stops: StopStrings = NO_STOPS) -> tuple[Any, str]:
-        drawn = Sampled(tokens, tuple(-float(t) for t in tokens), by, "")
-        found = completion(drawn, 4, (2, 3), stops)
+        drawn = Sampled(tokens, tuple(-float(t) for t in tokens), by, ((0, "run:4"),))
+        found = completion(drawn, version_of, (2, 3), stops)
         assert found.version == 4 and found.logprobs == tuple(-float(t) for t in found.tokens)
         return found.tokens, found.stop
 
@@ -75,6 +81,16 @@ def test_answers_are_cut_where_our_own_engines_cut_them() -> None:
     assert ended((5, 6), "length") == ((5, 6), "length")
     assert ended((5, 6), "stop") == ((5, 6), "stop")
     assert ended((5, 41, 6), "stop", StopStrings(("41",), tokenizer())) == ((5, 41), "stop")
+
+
+def test_an_answer_that_several_weights_drew_says_which_tokens_are_whose() -> None:
+    def versions(*parts: tuple[int, str]) -> tuple[int, Any]:
+        drawn = Sampled((5, 6, 2, 7), (-1.0,) * 4, "length", parts)
+        found = completion(drawn, version_of, (2,), NO_STOPS)
+        return found.version, found.versions
+
+    assert versions((0, "run:4"), (2, "run:6")) == (4, ((0, 4), (2, 6)))
+    assert versions((0, "run:4"), (3, "run:6")) == (4, ())  # that part lies behind the end
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,23 +106,6 @@ def test_no_reply_is_taken_for_an_answer_that_is_none(data: Any) -> None:
     for read in (lambda: decode_response(body, 61, 4), lambda: decode_probe(body, (1, 2, 3))):
         with pytest.raises(ServerUnavailable):
             read()
-
-
-def test_a_prompt_stays_with_the_server_that_began_it() -> None:
-    waiting = WorkQueue({answer: answer // 4 for answer in range(12)})
-    assert [waiting.take(0), waiting.take(1), waiting.take(0), waiting.take(1)] == [0, 4, 1, 5]
-    assert [waiting.take(1), waiting.take(1), waiting.take(1)] == [6, 7, 8]
-    waiting.put_back(8)
-    assert [waiting.take(0) for _ in range(3)] == [2, 3, 8]  # its own, then what was put back
-    assert [waiting.take(0) for _ in range(4)] == [9, 10, 11, None]
-
-
-@given(st.lists(st.integers(0, 5), max_size=30), st.randoms(use_true_random=False))
-def test_every_answer_is_handed_out_once(prompts: list[int], rng: Any) -> None:
-    waiting = WorkQueue(dict(enumerate(prompts)))
-    taken = [waiting.take(rng.randrange(3)) for _ in prompts]
-    assert sorted(t for t in taken if t is not None) == list(range(len(prompts)))
-    assert waiting.take(0) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -126,7 +125,8 @@ def test_weights_have_the_names_of_a_checkpoint(family: str, tmp_path: pathlib.P
     policy = random_policy(family)
     policy.model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    sent = named_weights(policy)
+    given = [(name, weight.detach()) for name, weight in policy.model.named_parameters()]
+    sent = dict(checkpoint_weights(policy, iter(given)))
     assert sent.keys() == saved.keys()
     assert all(torch.equal(sent[name], saved[name]) for name in saved)
 
@@ -135,12 +135,17 @@ def test_of_an_adapter_only_the_adapter_travels(tmp_path: pathlib.Path) -> None:
     model = random_model()
     adapter = add_adapter(model, AdapterSettings(rank=4), torch.float32, seed=0)
     policy = make_policy(model, tokenizer(), adapter=adapter)
-    body = b"".join(with_digest(policy_stream(policy, torch.float32)))
+    adapter.save(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    sent = dict(adapter_weights(trained_weights(policy).items()))
+    assert sent.keys() == saved.keys()
+    assert all(torch.equal(sent[name], saved[name]) for name in saved)
+    metadata = {"adapter_config": adapter_config(adapter)}
+    body = b"".join(with_digest(WeightsStream(sent, metadata=metadata)))
     assert hashlib.sha256(body[:-32]).digest() == body[-32:]
-    (tmp_path / "adapter").write_bytes(body[:-32])
-    with safe_open(tmp_path / "adapter", "pt") as file:
-        names, config = list(file.keys()), json.loads(file.metadata()["adapter_config"])
-    assert names and all(".lora_" in name for name in names)
+    (tmp_path / "sent").write_bytes(body[:-32])
+    with safe_open(tmp_path / "sent", "pt") as file:
+        config = json.loads(file.metadata()["adapter_config"])
     assert config["r"] == 4 and config["peft_type"] == "LORA"
 
 
@@ -148,7 +153,8 @@ def put(fake: FakeVllm, body: bytes, **headers: str) -> tuple[int, str]:
     """One PUT through our endpoints alone, without a network."""
     sent: list[Any] = []
     given = {"authorization": f"Bearer {TOKEN}", "x-groupwise-version": "run:1",
-             "x-groupwise-kind": "weights", "content-length": str(len(body)),
+             "x-groupwise-kind": "weights", "x-groupwise-running": "abort",
+             "content-length": str(len(body)),
              **{k.replace("_", "-"): v for k, v in headers.items()}}  # fmt: skip
 
     async def receive() -> Any:
@@ -178,6 +184,11 @@ def test_uploads_are_loaded_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
         "ended early": put(fake, whole[:-5], content_length=str(len(whole))),
         "too short": put(fake, b"x" * 32),
         "RUN:STEP": put(fake, whole, x_groupwise_version="run"),
+        "abort, wait or keep": put(fake, whole, x_groupwise_running="kill"),
+        "of a difference x-groupwise-base": put(fake, whole, x_groupwise_kind="difference"),
+        "does not have weights run:0": put(
+            fake, whole, x_groupwise_kind="difference", x_groupwise_base="run:0"
+        ),
         "weights|adapter": put(fake, whole, x_groupwise_kind="pickle"),
         "content-length": put(fake, whole, content_length="many"),
         "no room": put(fake, whole, content_length="9" * 15),
@@ -240,7 +251,7 @@ def test_mismatch_is_corrected_for_unless_the_recipe_says_otherwise() -> None:
     assert (dapo.mismatch, dapo.surrogate.clip_edges()) == ("token", (0.8, 1.28))
     assert parse({"engine": "vllm", "algorithm": {"mismatch": "none"}}).algorithm.mismatch == "none"
     assert parse({}).algorithm.mismatch == "none"
-    built = Config(engine=EngineSettings(kind="vllm"), algorithm=Objective(preset="gspo"))
+    built = Config(engine=VllmEngineSettings(), algorithm=Objective(preset="gspo"))
     assert (built.algorithm.mismatch, built.algorithm.ratio) == ("token", "sequence")
     resolved = parse({"engine": "vllm"})
     assert parse(resolved.model_dump(mode="json")) == resolved
@@ -249,12 +260,15 @@ def test_mismatch_is_corrected_for_unless_the_recipe_says_otherwise() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine.urls=['http://a:1']"], "urls is for kind=vllm, not for kind=auto"),
-        (["engine=native", "engine.eager=true"], "eager is for kind=vllm, not for kind=native"),
-        (["engine=vllm", "engine.timeout=3"], "name them in engine.urls"),
-        (["engine=vllm", "engine.urls=['a']"], "must look like http"),
-        (["engine=vllm", "engine.urls=['http://a:1','http://a:1']"], "may be named once"),
-        (["engine=vllm", "engine.urls=['http://a:1']", "engine.sleep=false"], "servers decide it"),
+        (["engine.sleep=true"], "engine.sleep is for engine.kind=vllm"),
+        (["engine=native", "engine.eager=true"], "engine.eager is for engine.kind=vllm"),
+        (["engine=vlm"], "engine.kind: must be auto, .*did you mean 'vllm'"),
+        (["place=servers"], "place.urls: field required"),
+        (["place.urls=['a']"], "must look like http"),
+        (["place.urls=['http://a:1','http://a:1']"], "may be named once"),
+        (["engine=vllm", "place.urls=['http://a:1']", "engine.sleep=false"], "servers decide it"),
+        (["engine=vllm", "place.count=1", "engine.sleep=false"], "servers decide it"),
+        (["place={kind: processes, urls: ['http://a:1']}"], "urls is for place.kind=servers"),
     ],
 )
 def test_settings_that_would_be_ignored_are_refused(overrides: list[str], message: str) -> None:
@@ -263,8 +277,11 @@ def test_settings_that_would_be_ignored_are_refused(overrides: list[str], messag
 
 
 def test_a_tiny_run_needs_no_vllm() -> None:
-    small = tiny(parse({"engine": {"kind": "vllm", "urls": ["http://a:1"], "max_batch": 8}}))
-    assert small.engine == EngineSettings(kind="auto", max_batch=8)
+    small = tiny(
+        parse({"engine": {"kind": "vllm", "max_batch": 8}, "place": {"urls": ["http://a:1"]}})
+    )
+    assert (small.engine.kind, small.engine.max_batch) == ("auto", 8)
+    assert (small.place.kind, small.timing.kind) == ("here", "in_turn")
 
 
 def test_dora_is_refused() -> None:
@@ -273,10 +290,11 @@ def test_dora_is_refused() -> None:
 
 
 def test_a_finished_run_is_looked_at_without_its_servers(tmp_path: pathlib.Path) -> None:
-    servers = ["engine.kind=vllm", "engine.urls=['http://a:1']"]
+    servers = ["engine.kind=vllm", "place.urls=['http://a:1']"]
     write_config(parse({}, servers), tmp_path / "config.yaml")
-    assert config_for(str(tmp_path), None, None, []).engine == EngineSettings()
-    assert config_for(str(tmp_path), None, None, servers).engine.urls == ("http://a:1",)
+    plain, same = (config_for(str(tmp_path), None, None, more) for more in ([], servers))
+    assert (plain.engine.kind, plain.place.kind) == ("auto", "here")
+    assert same.engine.kind == "vllm" and same.place == Servers(urls=("http://a:1",))
 
 
 SHOWN = re.findall(r"^(groupwise serve vllm.*)$", DOCS.read_text(), re.M)
@@ -286,7 +304,7 @@ SHOWN = re.findall(r"^(groupwise serve vllm.*)$", DOCS.read_text(), re.M)
 def test_commands_shown_are_understood(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags of vLLM's own are checked by vLLM itself: real_vllm.py gives some."""
     asked: list[tuple[Serving, str | None]] = []
-    monkeypatch.setattr(command, "serve_vllm", lambda *given: asked.append(given))
+    monkeypatch.setattr(command, "serve_vllm", lambda *given, **_: asked.append(given))
     monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
     monkeypatch.setattr("sys.argv", shlex.split(shown))
     with pytest.raises(SystemExit) as left:
@@ -303,8 +321,8 @@ def test_an_adapters_folder_goes_with_the_server(
 ) -> None:
     monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
     endpoints = WeightsMiddleware(lambda *_: asyncio.sleep(0))
-    endpoints.adapter = tmp_path / "adapter"
-    endpoints.adapter.mkdir()
+    endpoints.held = folder = tmp_path / "adapter"
+    folder.mkdir()
     unused: Any = None
     asyncio.run(endpoints({"type": "lifespan"}, unused, unused))
-    assert not endpoints.adapter.exists()
+    assert not folder.exists()

@@ -100,30 +100,33 @@ def test_a_run_survives_one_of_two_servers_and_resumes_after_the_only_one_was_ki
 
 
 IN_PROCESS = """
-import json, sys, torch
+import asyncio, json, sys, torch
 from groupwise.recipe import parse, read_yaml
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.remote.vllm_colocated import VllmColocated
 from groupwise.training.api import train
 from groupwise.types import Request, Sampling
+from groupwise.rollout.engine import generate
 
-generate, greedy, asked, found = VllmColocated.generate, Sampling(16, temperature=0.0), [], []
+sample, greedy, asked, found = VllmColocated.sample, Sampling(16, temperature=0.0), [], []
 
-def compared(self, requests, sampling):
+async def compared(self, request, sampling):
+    cuts = [request.prompt_tokens[:length] for length in (None, -1, -2)]
+    asked[:] = asked or [Request(prompt, request.keys[:1]) for prompt in cuts]
     if self.version == len(found):  # the first time that it is asked by these weights
-        asked[:] = asked or [Request(r.prompt_tokens, r.keys[:1]) for r in requests]
-        theirs = generate(self, asked, greedy)
-        ours = NativeEngine(self.policy, 8).generate(asked, greedy)
+        found.append({})
+        theirs = await asyncio.gather(*(sample(self, one, greedy) for one in asked))
+        ours = generate(NativeEngine(self.policy, 8), asked, greedy)
         pairs = [(a, b) for (a,), (b,) in zip(ours, theirs, strict=True)]
-        found.append({
+        found[-1] = {
             "same": all(a.tokens == b.tokens and a.stop == b.stop for a, b in pairs),
             "gap": max(abs(x - y) for a, b in pairs for x, y in zip(a.logprobs, b.logprobs)),
             "versions": sorted({b.version for _, b in pairs}),
             "tokens": [b.tokens for _, b in pairs],
-        })
-    return generate(self, requests, sampling)
+        }
+    return await sample(self, request, sampling)
 
-VllmColocated.generate = compared
+VllmColocated.sample = compared
 threads = torch.get_num_threads()
 train(parse(read_yaml(sys.argv[1])), sys.argv[2], quiet=True)
 assert torch.get_num_threads() == threads
@@ -154,3 +157,15 @@ def test_vllm_in_the_trainers_process_follows_the_policy_through_a_run(
     assert len(lines) == STEPS and all(line["updates"] == 1 for line in lines)
     assert all(line["sampler_gap"] < 1e-3 for line in lines)
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
+
+
+def test_vllm_in_processes_that_the_trainer_starts(tmp_path: pathlib.Path) -> None:
+    """They take weights as whole and as differences, and end with the trainer."""
+    path, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    more = ("place.count=1", "engine.eager=true", "engine.memory_share=0.12", "steps=2")
+    write_config(config(*more), path)
+    words = [str(PYTHON), "-m", "groupwise", "train", str(path), "--out", str(out), "--quiet"]
+    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    lines = read_metrics(out)
+    assert len(lines) == 2 and all(line["sampler_gap"] < 1e-3 for line in lines)

@@ -1,5 +1,6 @@
 """vLLM itself, its CPU build, serving the embedded model: what our engines and it agree on."""
 
+import asyncio
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,8 @@ from urllib.request import urlopen
 import pytest
 import torch
 
-from groupwise.config import AdapterSettings, EngineSettings
+from engines import generate, sync
+from groupwise.config import AdapterSettings, Config
 from groupwise.policy.load import Policy, load_policy
 from groupwise.remote.vllm_servers import VllmServers
 from groupwise.rollout.native.engine import NativeEngine
@@ -35,9 +37,16 @@ def tiny(adapter: AdapterSettings | None = None) -> Policy:
     return load_policy("tiny", torch.device("cpu"), torch.float32, adapter=adapter)
 
 
-def engine(server: Running, policy: Policy) -> VllmServers:
-    settings = EngineSettings(kind="vllm", urls=(server.url,), timeout=60)
-    return VllmServers(policy, settings, longest=64)
+def engine(server: Running, policy: Policy, timing: str = "in_turn") -> VllmServers:
+    """Rows of up to 64 tokens."""
+    settings: dict[str, Any] = {
+        "engine": {"kind": "vllm"},
+        "timing": {"kind": timing},
+        "place": {"urls": [server.url], "timeout": 60},
+        "rollout": {"max_prompt_tokens": 32, "max_completion_tokens": 32},
+        "eval": {"max_completion_tokens": 32},
+    }
+    return VllmServers(policy, Config.model_validate(settings))
 
 
 def requests(policy: Policy, answers: int = 3) -> list[Request]:
@@ -83,8 +92,8 @@ def flat(found: Sequence[tuple[Completion, ...]]) -> list[float]:
 def test_greedy_answers_are_those_of_our_own_engine(server: Running) -> None:
     policy = tiny()
     asked = requests(policy, answers=1)
-    ours = NativeEngine(policy, max_batch=8).generate(asked, GREEDY)
-    same_answers(ours, engine(server, policy).generate(asked, GREEDY))
+    ours = generate(NativeEngine(policy, max_batch=8), asked, GREEDY)
+    same_answers(ours, generate(engine(server, policy), asked, GREEDY))
     assert {answer.stop for (answer,) in ours} & {"eos", "length"}
 
 
@@ -92,15 +101,41 @@ def test_pushed_weights_are_what_answers_come_from(server: Running) -> None:
     policy = tiny()
     sampler = engine(server, policy)
     asked = requests(policy, answers=1)
-    before = sampler.generate(asked, GREEDY)
+    before = generate(sampler, asked, GREEDY)
     shake(policy, 0.03)
-    sampler.sync(version=5)
-    after = sampler.generate(asked, GREEDY)
-    same_answers(NativeEngine(policy, max_batch=8).generate(asked, GREEDY), after)
+    sync(sampler, 5)
+    after = generate(sampler, asked, GREEDY)
+    same_answers(generate(NativeEngine(policy, max_batch=8), asked, GREEDY), after)
     assert [a.tokens for (a,) in after] != [a.tokens for (a,) in before]
     assert {a.version for (a,) in after} == {5}
-    sampler.sync(version=6)  # the same weights again: nothing is left of a half-loaded state
-    same_answers(after, sampler.generate(asked, GREEDY), within=1e-5)
+    sync(sampler, 6)  # the same weights again: nothing is left of a half-loaded state
+    same_answers(after, generate(sampler, asked, GREEDY), within=1e-5)
+
+
+def test_in_flight_answers_go_on_by_weights_that_arrive_as_a_difference(server: Running) -> None:
+    policy = tiny()
+    sampler = engine(server, policy, "in_flight")
+    sync(sampler, 0)
+    asked = requests(policy, answers=4)
+
+    async def flight() -> list[tuple[Completion, ...]]:
+        sampling = Sampling(100, temperature=2.0)
+        drawn = [asyncio.create_task(sampler.sample(one, sampling)) for one in asked]
+        await asyncio.sleep(0.3)
+        with torch.no_grad():
+            for weight in policy.model.parameters():
+                weight.view(-1)[::97] *= 1.05
+        await asyncio.to_thread(sync, sampler, 1)
+        return await asyncio.gather(*drawn)
+
+    groups = asyncio.run(flight())
+    assert sampler.published.difference is not None
+    versions = [answer.versions for group in groups for answer in group if answer.versions]
+    assert versions and all([v for _, v in parts] == [0, 1] for parts in versions)
+    greedy = generate(sampler, requests(policy, answers=1), GREEDY)
+    same_answers(
+        generate(NativeEngine(policy, max_batch=8), requests(policy, answers=1), GREEDY), greedy
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -109,7 +144,9 @@ def test_log_probs_are_of_what_was_drawn_at_its_temperature(
 ) -> None:
     policy = tiny()
     asked = requests(policy, answers=6)
-    found = engine(server, policy).generate(asked, Sampling(max_tokens=20, temperature=temperature))
+    found = generate(
+        engine(server, policy), asked, Sampling(max_tokens=20, temperature=temperature)
+    )
     assert flat(found) == pytest.approx(
         trainer_logprobs(policy, asked, found, temperature), abs=1e-3
     )
@@ -120,8 +157,8 @@ def test_filters_are_in_the_log_probs(server: Running) -> None:
     """With top_k=1 the only token left is certain; with a filter the rest becomes likelier."""
     policy = tiny()
     asked, sampler = requests(policy, answers=4), engine(server, policy)
-    assert min(flat(sampler.generate(asked, Sampling(8, top_k=1)))) > -1e-4
-    found = sampler.generate(asked, Sampling(16, temperature=1.3, top_p=0.8))
+    assert min(flat(generate(sampler, asked, Sampling(8, top_k=1)))) > -1e-4
+    found = generate(sampler, asked, Sampling(16, temperature=1.3, top_p=0.8))
     free = trainer_logprobs(policy, asked, found, 1.3)
     assert all(a >= b - 1e-3 for a, b in zip(flat(found), free, strict=True))
     assert max(a - b for a, b in zip(flat(found), free, strict=True)) > 0.05
@@ -131,24 +168,24 @@ def test_an_answer_follows_from_its_key(server: Running) -> None:
     policy = tiny()
     sampler, sampling = engine(server, policy), Sampling(max_tokens=16)
     asked = requests(policy, answers=6)
-    together = sampler.generate(asked, sampling)
+    together = generate(sampler, asked, sampling)
     assert len({a.tokens for group in together for a in group}) > 9
     for request, answers in zip(asked, together, strict=True):
-        alone = sampler.generate([Request(request.prompt_tokens, request.keys[2:3])], sampling)
+        alone = generate(sampler, [Request(request.prompt_tokens, request.keys[2:3])], sampling)
         assert alone[0][0].tokens == answers[2].tokens
 
 
 def test_answers_end_at_eos_stop_strings_and_the_limit(server: Running) -> None:
     policy = tiny()
     asked, sampler = requests(policy, answers=8), engine(server, policy)
-    free = [a for group in sampler.generate(asked, Sampling(60)) for a in group]
+    free = [a for group in generate(sampler, asked, Sampling(60)) for a in group]
     ended = [a for a in free if a.stop == "eos"]
     assert ended and all(a.tokens[-1] in policy.eos_ids for a in ended)
-    short = [a for group in sampler.generate(asked, Sampling(3)) for a in group]
+    short = [a for group in generate(sampler, asked, Sampling(3)) for a in group]
     assert any(a.stop == "length" and len(a.tokens) == 3 for a in short)
     text = policy.tokenizer.decode(max(free, key=lambda a: len(a.tokens)).tokens)
     stop = text[len(text) // 2]
-    cut = [a for group in sampler.generate(asked, Sampling(60, stop=(stop,))) for a in group]
+    cut = [a for group in generate(sampler, asked, Sampling(60, stop=(stop,))) for a in group]
     for long, answer in zip(free, cut, strict=True):
         shown = policy.tokenizer.decode(answer.tokens, skip_special_tokens=True)
         assert (stop in shown) == (answer.stop == "stop")
@@ -172,16 +209,16 @@ def test_an_adapter_is_pushed_alone_and_answers_come_from_it(adapter_server: Run
     policy = tiny(AdapterSettings(rank=4, alpha=16))
     asked = requests(policy, answers=1)
     sampler = engine(adapter_server, policy)
-    plain = sampler.generate(asked, GREEDY)
-    same_answers(NativeEngine(tiny(), max_batch=8).generate(asked, GREEDY), plain)
+    plain = generate(sampler, asked, GREEDY)
+    same_answers(generate(NativeEngine(tiny(), max_batch=8), asked, GREEDY), plain)
     for version, by in ((1, 0.2), (2, 0.2)):
         shake(policy, by)
-        sampler.sync(version=version)
-        found = sampler.generate(asked, GREEDY)
-        same_answers(NativeEngine(policy, max_batch=8).generate(asked, GREEDY), found)
+        sync(sampler, version)
+        found = generate(sampler, asked, GREEDY)
+        same_answers(generate(NativeEngine(policy, max_batch=8), asked, GREEDY), found)
         assert [a.tokens for (a,) in found] != [a.tokens for (a,) in plain]
         plain = found
-    sampled = sampler.generate(requests(policy, 4), Sampling(16))
+    sampled = generate(sampler, requests(policy, 4), Sampling(16))
     expected = trainer_logprobs(policy, requests(policy, 4), sampled, 1.0)
     assert flat(sampled) == pytest.approx(expected, abs=1e-3)
 

@@ -1,6 +1,8 @@
 """Orders, answers and weights survive the trip exactly, and nothing else is taken for them."""
 
 import random
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,19 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from groupwise.policy.weights import trained_weights
 from groupwise.remote import worker_payload as payload_module
 from groupwise.remote.payload import (
     CHUNK_BYTES,
     BadPayload,
     Checksum,
+    ModelLimits,
     PayloadTooLarge,
-    WeightsReceiver,
+    Weights,
     WeightsStream,
-    trained_weights,
+    frame,
+    max_weights_bytes,
+    received_weights,
 )
 from groupwise.remote.worker_payload import (
     GenerateRequest,
-    ModelLimits,
     decode_request,
     decode_response,
     encode_request,
@@ -53,7 +58,7 @@ orders = st.builds(
     st.lists(requests, min_size=1, max_size=5).map(tuple),
     samplings,
     st.just("a-run-of-the-tests"),
-    st.integers(0, 10**9),
+    st.integers(0, 10**9) | st.none(),
 )
 
 
@@ -73,12 +78,19 @@ def test_answers_arrive_bit_for_bit_and_in_their_places(order: GenerateRequest, 
         drawn = tuple(rng.randrange(VOCAB) for _ in range(size))
         logprobs = tuple(torch.tensor([-rng.random() * 9 for _ in drawn]).tolist())
         stop: Any = rng.choice(["eos", "stop", "length"])
-        return Completion(drawn, logprobs, stop, "", order.version)
+        if order.version is not None or size < 2:
+            return Completion(drawn, logprobs, stop, "", order.version or 0)
+        starts = [0, *sorted(rng.sample(range(1, size), rng.randint(0, size - 1)))]
+        parts = tuple((start, 7 + n) for n, start in enumerate(starts))
+        return Completion(drawn, logprobs, stop, "", 7, versions=parts if len(parts) > 1 else ())
 
-    answers = [tuple(answer() for _ in request.keys) for request in order.requests]
-    body = encode_response(answers, order)
-    assert len(body) <= order.max_response_bytes
-    assert decode_response(body, order, VOCAB) == answers
+    sizes = 0
+    for request in order.requests:
+        answers = tuple(answer() for _ in request.keys)
+        body = encode_response(answers, order.run)
+        assert decode_response(body, request, order, VOCAB) == answers
+        sizes += len(frame(200, 0, body))
+    assert sizes <= order.max_response_bytes
 
 
 ASKED = GenerateRequest(
@@ -94,6 +106,10 @@ def changed(body: bytes, header: dict[str, str] | None = None, **tensors: Any) -
     own = json.loads(body[8 : 8 + size])["__metadata__"]
     found = {**load(body), **tensors}
     return save({k: v for k, v in found.items() if v is not None}, {**own, **(header or {})})
+
+
+def longs(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
 
 
 def ints(*values: int) -> torch.Tensor:
@@ -150,27 +166,33 @@ def test_answers_that_the_model_has_no_places_for_are_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"header": {"version": "4"}}, "not by 3"),
+        ({"versions": longs(3, 4)}, r"by weights \[3, 4\], not by 3"),
         ({"header": {"run": '"another"'}}, "this run"),
-        ({"tokens": ints(1, 2, 3, VOCAB)}, "0 to 60"),
-        *(({"logprobs": torch.tensor([-1, x, -1, -1])}, "finite number") for x in NOT_FINITE),
-        ({"logprobs": torch.zeros(3)}, "add up"),
-        ({"lengths": ints(1, 5, -2)}, r"lengths\.2"),
-        ({"stops": torch.tensor([0, 1, 3], dtype=torch.uint8)}, r"stops\.2"),
-        ({"stops": torch.tensor([0, 1], dtype=torch.uint8)}, "not 3 answers"),
-        ({"tokens": torch.ones(4)}, "one row of torch.int32"),
+        ({"tokens": ints(1, 2, VOCAB)}, "0 to 60"),
+        ({"parts": ints(1, 2)}, "add up"),
+        ({"parts": ints(1)}, "not 2 answers"),
+        ({"parts": ints(2, 0)}, r"parts\.1"),
+        ({"starts": ints(0, 1)}, "do not follow"),
+        ({"starts": ints(0, 0, 0)}, "has a version"),
+        ({"versions": longs(3, -1)}, r"versions\.1"),
+        *(({"logprobs": torch.tensor([-1, x, -1])}, "finite number") for x in NOT_FINITE),
+        ({"logprobs": torch.zeros(2)}, "add up"),
+        ({"lengths": ints(5, -2)}, r"lengths\.1"),
+        ({"stops": torch.tensor([0, 3], dtype=torch.uint8)}, r"stops\.1"),
+        ({"stops": torch.tensor([0], dtype=torch.uint8)}, "not 2 answers"),
+        ({"tokens": torch.ones(3)}, "one row of torch.int32"),
     ],
 )
 def test_replies_of_anything_else_are_refused(change: dict[str, Any], says: str) -> None:
-    done = [
-        (Completion((1, 2), (-1.0, -2.0), "eos"), Completion((3,), (-1.0,), "stop")),
-        (Completion((4,), (-1.0,), "length"),),
-    ]
-    good = encode_response(done, ASKED)
-    assert [len(group) for group in decode_response(good, ASKED, VOCAB)] == [2, 1]
+    done = (
+        Completion((1, 2), (-1.0, -2.0), "eos", version=3),
+        Completion((3,), (-1.0,), "stop", version=3),
+    )
+    request, good = ASKED.requests[0], encode_response(done, ASKED.run)
+    assert decode_response(good, request, ASKED, VOCAB) == done
     header = change.pop("header", None)
     with pytest.raises(BadPayload, match=says):
-        decode_response(changed(good, header, **change), ASKED, VOCAB)
+        decode_response(changed(good, header, **change), request, ASKED, VOCAB)
 
 
 @given(st.lists(requests, max_size=12), st.integers(1, 6))
@@ -201,6 +223,13 @@ def test_each_worker_has_one_piece_where_groups_are_alike() -> None:
     assert [len(piece) for piece in split_requests(asked[:2], 3)] == [1, 1]
 
 
+def receive(pieces: Iterable[bytes], targets: Weights) -> str:
+    checksum = Checksum()
+    for name, weight in received_weights(pieces, targets, checksum):
+        assert weight is targets[name]
+    return str(checksum)
+
+
 def copies(seed: int) -> dict[str, torch.Tensor]:
     return {n: w.clone() for n, w in trained_weights(random_policy(seed=seed)).items()}
 
@@ -209,11 +238,11 @@ def copies(seed: int) -> dict[str, torch.Tensor]:
 @settings(max_examples=12, deadline=None)
 def test_weights_arrive_bit_for_bit_however_the_network_cuts_them(size: int) -> None:
     sent, here = copies(0), copies(1)
-    checksum, receiving = Checksum(), WeightsReceiver(here)
+    checksum = Checksum()
     whole = b"".join(checksum.add(piece) for piece in WeightsStream(sent))
-    for at in range(0, len(whole), size):
-        receiving.feed(whole[at : at + size])
-    assert receiving.finish() == str(checksum)
+    pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+    assert receive(pieces, here) == str(checksum)
+    assert len(whole) <= max_weights_bytes(here)
     assert all(torch.equal(sent[name], here[name]) for name in sent)
 
 
@@ -229,10 +258,7 @@ def test_the_stream_is_a_safetensors_file_in_small_pieces() -> None:
 
 def test_weights_of_another_precision_are_rounded_on_arrival() -> None:
     here = {"w": torch.zeros(4, dtype=torch.bfloat16)}
-    receiving = WeightsReceiver(here)
-    for piece in WeightsStream({"w": torch.tensor([1.0, 1.001, -3.0, 0.1])}):
-        receiving.feed(piece)
-    receiving.finish()
+    receive(WeightsStream({"w": torch.tensor([1.0, 1.001, -3.0, 0.1])}), here)
     assert torch.equal(here["w"], torch.tensor([1.0, 1.001, -3.0, 0.1]).bfloat16())
 
 
@@ -250,27 +276,22 @@ def test_weights_of_another_model_are_refused_before_a_value_is_read(
 ) -> None:
     here = {"w": torch.ones(4)}
     with pytest.raises(BadPayload, match=says):
-        for piece in WeightsStream(sent):
-            WeightsReceiver(here).feed(piece)
+        receive(WeightsStream(sent), here)
     assert torch.equal(here["w"], torch.ones(4))
 
 
 def test_torn_and_overlong_streams_and_huge_headers_are_refused() -> None:
     sent = {"w": torch.zeros(4)}
     whole = b"".join(WeightsStream(sent))
-    torn = WeightsReceiver({"w": torch.ones(4)})
-    torn.feed(whole[:-1])
     with pytest.raises(BadPayload, match="ended before"):
-        torn.finish()
-    long = WeightsReceiver({"w": torch.ones(4)})
-    long.feed(whole)
+        receive([whole[:-1]], {"w": torch.ones(4)})
     with pytest.raises(BadPayload, match="more bytes"):
-        long.feed(b"x")
+        receive([whole, b"", b"x"], {"w": torch.ones(4)})
     with pytest.raises(BadPayload, match="no safetensors file"):
-        WeightsReceiver(sent).feed((1 << 40).to_bytes(8, "little"))
+        receive([(1 << 40).to_bytes(8, "little")], sent)
     header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}}'
     with pytest.raises(BadPayload, match="does not lie behind"):
-        WeightsReceiver(sent).feed(len(header).to_bytes(8, "little") + header)
+        receive([len(header).to_bytes(8, "little") + header], sent)
 
 
 @given(st.data())
@@ -279,9 +300,5 @@ def test_damaged_heads_never_do_worse_than_be_refused(data: st.DataObject) -> No
     whole = bytearray(b"".join(WeightsStream({"w": torch.zeros(4), "v": torch.ones(2, 3)})))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 41))] = data.draw(st.integers(0, 255))
-    receiving = WeightsReceiver({"w": torch.zeros(4), "v": torch.zeros(2, 3)})
-    try:
-        receiving.feed(bytes(whole))
-        receiving.finish()
-    except BadPayload:
-        return
+    with suppress(BadPayload):
+        receive([bytes(whole)], {"w": torch.zeros(4), "v": torch.zeros(2, 3)})

@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
+from clients import wait
 from groupwise.config import Config
 from groupwise.errors import ModelError
 from groupwise.recipe import write_config
-from groupwise.remote.client import ServerUnavailable
 from groupwise.remote.worker_client import WorkerClient
 from groupwise.tracking.run import read_metrics, read_rollouts
 from groupwise.training.api import train
 from rollout_workers import TOKEN, in_process, in_thread
 from runs import fingerprint, small_config
+from stubs import requests_until_death
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "workers.md"
 SHOWN = re.findall(r"^(groupwise serve rollouts.*)$", DOCS.read_text(), re.M)
@@ -40,38 +41,22 @@ def in_process_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return fingerprint(folder)
 
 
-def without_staleness(found: dict[str, Any]) -> dict[str, Any]:
-    """Only a run with workers says how old its answers are."""
-    metrics = [dict(line) for line in found["metrics"]]
-    ages = [(line.pop("staleness"), line.pop("staleness_max")) for line in metrics]
-    assert set(ages) == {(0.0, 0.0)}
-    return {**found, "metrics": metrics}
-
-
 def test_a_run_without_staleness_is_the_one_in_process_also_after_its_worker_died(
     in_process_run: dict[str, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Metrics, weights, evaluations and stored answers, bit for bit."""
-    requests, original = 0, WorkerClient.request
-
-    def until_it_dies(self: WorkerClient, *args: Any, **more: Any) -> bytes:
-        nonlocal requests
-        requests += 1
-        if requests > 9:
-            raise ServerUnavailable("connection reset")
-        return original(self, *args, **more)
 
     def config(url: str) -> Config:
-        return small_config(*STEPS, f"workers.urls=[{url}]", "workers.max_staleness=0")
+        return small_config(*STEPS, f"place.urls=[{url}]")
 
     with in_thread() as worker, monkeypatch.context() as context:
-        context.setattr(WorkerClient, "request", until_it_dies)
+        requests_until_death(context, WorkerClient, 9)
         with pytest.raises(ModelError, match="run the same command again"):
             train(config(worker.url), tmp_path / "run", quiet=True)
     assert 0 < len(read_metrics(tmp_path / "run")) < 3
     with in_thread() as worker:
         train(config(worker.url), tmp_path / "run", quiet=True)
-    assert without_staleness(fingerprint(tmp_path / "run")) == in_process_run
+    assert fingerprint(tmp_path / "run") == in_process_run
 
 
 def train_command(config: Config, folder: pathlib.Path) -> subprocess.Popen[str]:
@@ -126,7 +111,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
 
 
 linux = pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="reads /proc")
-STALE = ("steps=10", "workers.count=2", "checkpoint.every=3", "eval.every=4")
+STALE = ("steps=10", "place.count=2", "timing=ahead", "checkpoint.every=3", "eval.every=4")
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +176,7 @@ def test_two_workers_without_staleness_sample_what_one_process_does(
 ) -> None:
     """Each has half of the batch, so log-probs may differ in their last digits, and in nothing
     else: the weights do not depend on them."""
-    overrides = (*STEPS, "workers.count=2", "workers.max_staleness=0")
+    overrides = (*STEPS, "place.count=2")
     train(small_config(*overrides), tmp_path / "run", quiet=True)
     found = fingerprint(tmp_path / "run")
     assert found["model"] == in_process_run["model"]
@@ -203,13 +188,35 @@ def test_two_workers_without_staleness_sample_what_one_process_does(
                 assert a["logprobs"] == pytest.approx(b["logprobs"], abs=1e-4)
 
 
+OWN = """
+import groupwise
+from groupwise.rollout.native.engine import NativeEngine
+
+@groupwise.engine
+class Mine(NativeEngine):
+    def __init__(self, policy, config):
+        super().__init__(policy, config.engine.max_batch)
+"""
+
+
+@pytest.mark.cluster
+def test_an_engine_of_ones_own_samples_in_processes_too(
+    in_process_run: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "own_engine.py"
+    file.write_text(OWN)
+    own = small_config(*STEPS, f"engine.kind={file}:Mine", "place.count=1")
+    train(own, tmp_path / "run", quiet=True)
+    assert fingerprint(tmp_path / "run")["model"] == in_process_run["model"]
+
+
 @pytest.mark.cluster
 def test_a_wrong_token_and_a_worker_elsewhere_that_dies_are_exit_code_2_and_nothing_is_lost(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     with in_process() as (url, process):
-        config = small_config("steps=200", f"workers.urls=[{url}]", "workers.max_staleness=0")
+        config = small_config("steps=200", f"place.urls=[{url}]")
         with monkeypatch.context() as context:
             context.setenv("GROUPWISE_TOKEN", "wrong" * 5)
             refused = train_command(config, tmp_path / "refused")
@@ -243,9 +250,9 @@ def test_a_run_with_staleness_still_learns(tmp_path: pathlib.Path) -> None:
         "eval.k=1",
         "checkpoint.every=0",
         "tracking.rollouts=40",
-        "workers.count=1",
-        "workers.publish_every=2",
-        "workers.max_staleness=2",
+        "place.count=1",
+        "timing.publish_every=2",
+        "timing.max_staleness=2",
     )
     result = train(config, tmp_path / "run", quiet=True)
     before, after = result.summary["before"]["accuracy"], result.summary["after"]["accuracy"]
@@ -271,7 +278,7 @@ def test_commands_shown_print_an_address_and_a_token_that_work() -> None:
             found = re.fullmatch(r"export GROUPWISE_TOKEN=([\w-]{32})", printed)
             assert found
             address = WorkerClient(url, found[1], "GROUPWISE_TOKEN", 30)
-            assert b'"version":null' in address.request("GET", "/model")
+            assert b'"version":null' in wait(address.request("GET", "/model"))
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 0
     finally:

@@ -188,7 +188,7 @@ def test_a_recipe_names_a_model_by_its_path(folders: dict[Kind, str]) -> None:
         ("scalar", {"threshold": 0.2}, "is for preference models"),
         ("scalar", {"output": "odds"}, "logit or probability"),
         ("scalar", {"label": 1}, "no label to choose"),
-        ("scalar", {"device": "toaster"}, "is not there"),
+        ("scalar", {"device": "toaster"}, "there is no device"),
         ("preference", {"threshold": 0.5}, "below 0.5"),
         ("preference", {"output": "logit"}, "is for scalar models"),
         ("cot", {"output": "logit"}, "is for scalar models"),

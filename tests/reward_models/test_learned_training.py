@@ -52,8 +52,10 @@ def against(folder: Path, options: str) -> Config:
     return load_recipe("demo", [*DEMO, *settings, *smaller, reward])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "options"), [("scalar", "output: probability"), ("preference", "threshold: 0.1")]
+    ("kind", "options"),
+    [("scalar", "output: probability"), ("preference", "threshold: 0.1")],
 )
 def test_a_tiny_encoder_tells_right_from_wrong_and_grpo_against_it_raises_true_accuracy(
     kind: Kind, options: str, labelled: tuple[Examples, Examples], tmp_path: Path

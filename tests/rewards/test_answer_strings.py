@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from groupwise.rewards import choices
 from groupwise.rewards.answers import correct, same_answer
 
 LINES: list[dict[str, Any]] = [
@@ -40,3 +41,15 @@ def test_the_checker_agrees_with_a_person_and_is_quick() -> None:
         slowest = max(slowest, time.process_time() - start)
     assert len(wrong) <= 0.01 * len(LINES), wrong
     assert slowest < 3.0
+
+
+def test_choices_are_read_as_a_person_reads_them() -> None:
+    """choice_strings.jsonl: whole answers to a question with five options, judged by hand."""
+    text = (Path(__file__).parent / "choice_strings.jsonl").read_text("utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    wrong = [
+        line
+        for line in lines
+        if choices.correct(line["completion"], line["answer"], line["options"]) != line["right"]
+    ]
+    assert len(lines) > 120 and len(wrong) <= 0.01 * len(lines), wrong

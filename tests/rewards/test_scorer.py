@@ -51,6 +51,11 @@ def test_a_short_function_gets_only_what_it_names() -> None:
     assert score(ask("everything"), "x") == [3.0]  # answer, level and the prompt
 
 
+def test_without_rewards_there_are_no_scores() -> None:
+    with Scorer([], 30.0, "stop") as scorer:
+        assert scorer.score([PLAIN], ["4"]) == {}
+
+
 def test_none_is_a_score_that_says_nothing() -> None:
     assert score(ask("length"), "abc", "", "a" * 50) == [3.0, None, 10.0]
 
@@ -65,6 +70,20 @@ def test_trl_functions_get_texts_for_plain_prompts_and_messages_for_conversation
     with scorer_of(ask("trl_lengths"), ask("trl_roles")) as scorer:
         scores = scorer.score([CHAT] * 2, ["abc", ""])
     assert scores == {"trl_lengths": [3.0, 0.0], "trl_roles": [1.0, 1.0]}
+
+
+def test_functions_that_name_texts_get_text_whatever_the_prompt_is() -> None:
+    def lengths(texts: list[str], **columns: Any) -> list[float]:
+        assert "completions" not in columns or isinstance(columns["completions"], list)
+        return [float(len(text)) for text in texts]
+
+    def plain(texts: list[str]) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+    chat = Problem("c", ({"role": "user", "content": "hi"},))
+    with Scorer([Reward("lengths", lengths), Reward("plain", plain)], 5, "stop") as scorer:
+        scores = scorer.score([Problem("p", "hi"), chat], ["four", "seventy"])
+    assert scores == {"lengths": [4.0, 7.0], "plain": [4.0, 7.0]}
 
 
 def test_trl_functions_are_called_once_for_the_whole_batch() -> None:

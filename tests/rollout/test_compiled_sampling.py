@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engines import generate
 from groupwise.load import make_engine
 from groupwise.policy import compiled
 from groupwise.policy.compiled import is_worth_compiling
@@ -22,9 +23,9 @@ def test_tokens_and_log_probs_are_the_plain_ones(
 ) -> None:
     monkeypatch.setattr(compiled, "_uncompilable", set())
     policy, sampling = random_policy(family), Sampling(max_tokens=12)
-    plain = NativeEngine(policy, 8).generate(REQUESTS, sampling)
+    plain = generate(NativeEngine(policy, 8), REQUESTS, sampling)
     engine = NativeEngine(policy, 8, compile_layers=True)
-    found = engine.generate(REQUESTS, sampling)
+    found = generate(engine, REQUESTS, sampling)
     assert not compiled._uncompilable
     for ours, theirs in zip(found, plain, strict=True):
         assert [a.tokens for a in ours] == [a.tokens for a in theirs]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from engines import generate
 from groupwise.policy.load import Policy
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.native.engine import NativeEngine
@@ -16,7 +17,9 @@ from small_models import random_policy
 ENGINES: dict[str, Callable[[Policy], Engine]] = {
     "transformers": lambda policy: TransformersEngine(policy, max_batch=6),
     "native": lambda policy: NativeEngine(policy, max_batch=64),
-    "native, few slots": lambda policy: NativeEngine(policy, max_batch=5),
+    "native, few rows": lambda policy: NativeEngine(policy, max_batch=5),
+    "native, small pages": lambda policy: NativeEngine(policy, 64, page=2),
+    "native, few pages": lambda policy: NativeEngine(policy, 64, page=4, max_pages=14),
 }
 
 
@@ -37,17 +40,17 @@ def requests(answers: int = 3) -> list[Request]:
 
 def test_an_answer_is_the_same_alone_and_in_a_full_batch(engine: Engine) -> None:
     sampling = Sampling(max_tokens=12)
-    together = engine.generate(requests(), sampling)
+    together = generate(engine, requests(), sampling)
     for request, answers in zip(requests(), together, strict=True):
         for key, answer in zip(request.keys, answers, strict=True):
-            ((alone,),) = engine.generate([Request(request.prompt_tokens, (key,))], sampling)
+            ((alone,),) = generate(engine, [Request(request.prompt_tokens, (key,))], sampling)
             assert alone.tokens == answer.tokens
             assert alone.logprobs == pytest.approx(answer.logprobs, abs=1e-4)
             assert alone.stop == answer.stop
 
 
 def test_answers_differ_by_key_and_end_at_eos_or_limit(engine: Engine) -> None:
-    groups = engine.generate(requests(8), Sampling(max_tokens=12))
+    groups = generate(engine, requests(8), Sampling(max_tokens=12))
     answers = [answer for group in groups for answer in group]
     assert len({answer.tokens for answer in answers}) > 20
     assert {answer.stop for answer in answers} == {"eos", "length"}
@@ -62,7 +65,7 @@ def test_logprobs_are_the_models_own() -> None:
     policy = random_policy()
     for make in ENGINES.values():
         for request, answers in zip(
-            requests(), make(policy).generate(requests(), Sampling(10, 0.8)), strict=True
+            requests(), generate(make(policy), requests(), Sampling(10, 0.8)), strict=True
         ):
             for answer in answers:
                 tokens = torch.tensor([request.prompt_tokens + answer.tokens])
@@ -74,18 +77,20 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_greedy_takes_the_likeliest_token(engine: Engine) -> None:
-    a = engine.generate(requests(1), Sampling(8, temperature=0.0))
-    b = engine.generate(
-        [Request(r.prompt_tokens, (999,)) for r in requests(1)], Sampling(8, temperature=0.0)
+    a = generate(engine, requests(1), Sampling(8, temperature=0.0))
+    b = generate(
+        engine,
+        [Request(r.prompt_tokens, (999,)) for r in requests(1)],
+        Sampling(8, temperature=0.0),
     )
     assert [x[0].tokens for x in a] == [x[0].tokens for x in b]
 
 
 def test_stop_strings_end_an_answer_with_the_token_that_completes_them(engine: Engine) -> None:
-    free = engine.generate(requests(), Sampling(12))
+    free = generate(engine, requests(), Sampling(12))
     stop = str(free[0][0].tokens[2])  # the test tokenizer writes token ids as decimal numbers
     for before, after in zip(
-        free, engine.generate(requests(), Sampling(12, stop=(stop,))), strict=True
+        free, generate(engine, requests(), Sampling(12, stop=(stop,))), strict=True
     ):
         for long, short in zip(before, after, strict=True):
             ends = [i for i, token in enumerate(long.tokens) if stop in str(token)]
@@ -97,5 +102,5 @@ def test_stop_strings_end_an_answer_with_the_token_that_completes_them(engine: E
 
 
 def test_version_says_which_weights_sampled(engine: Engine) -> None:
-    engine.sync(version=7)
-    assert engine.generate(requests(1), Sampling(2))[0][0].version == 7
+    engine.load_weights(7, ())
+    assert generate(engine, requests(1), Sampling(2))[0][0].version == 7

@@ -3,28 +3,34 @@
 import pytest
 import torch
 
-from groupwise.rollout.native.cuda_graphs import MULTI_STEP
+from engines import generate
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
-from small_models import FAMILIES, random_policy
+from small_models import FAMILIES, MIXTURES, random_policy
 
 PROMPTS = [(5, 6, 7), (9,), tuple(range(11, 25)), (9, 30), (4, 4, 4, 4, 4, 4, 4, 8)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
 def test_greedy_is_token_identical_with_generate(family: str) -> None:
     policy = random_policy(family)
-    requests = [Request(prompt, (0,)) for prompt in PROMPTS]
+    requests = [Request(prompt, (0, 1)) for prompt in PROMPTS]
     greedy = Sampling(max_tokens=24, temperature=0.0)
-    expected = TransformersEngine(policy, 16).generate(requests, greedy)
-    for slots in (16, 2):
-        found = NativeEngine(policy, slots).generate(requests, greedy)
-        assert [a.tokens for (a,) in found] == [a.tokens for (a,) in expected]
-        for (a,), (b,) in zip(found, expected, strict=True):
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
-            assert a.stop == b.stop
-    assert len({a.tokens for (a,) in expected}) > 1
+    expected = generate(TransformersEngine(policy, 16), requests, greedy)
+    # Alone in a page; in many pages, shared ones too; and with too few pages for all at once.
+    for engine in (
+        NativeEngine(policy, 16),
+        NativeEngine(policy, 2, page=4),
+        NativeEngine(policy, 16, page=4, max_pages=18),
+    ):
+        found = generate(engine, requests, greedy)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert [a.tokens for a in ours] == [b.tokens for b in theirs]
+            for a, b in zip(ours, theirs, strict=True):
+                assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+                assert a.stop == b.stop
+    assert len({a.tokens for a, _ in expected}) > 1
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
@@ -32,8 +38,8 @@ def test_sampling_agrees_with_generate(penalty: float) -> None:
     policy = random_policy("llama", seed=3)
     requests = [Request(prompt, tuple(range(n, n + 4))) for n, prompt in enumerate(PROMPTS)]
     sampling = Sampling(16, 0.9, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=penalty)
-    found = NativeEngine(policy, 7).generate(requests, sampling)
-    expected = TransformersEngine(policy, 1).generate(requests, sampling)  # alone: no left padding
+    found = generate(NativeEngine(policy, 7), requests, sampling)
+    expected = generate(TransformersEngine(policy, 1), requests, sampling)  # alone: no left padding
     assert [[a.tokens for a in g] for g in found] == [[a.tokens for a in g] for g in expected]
 
 
@@ -48,7 +54,7 @@ def test_a_prompt_is_computed_once_for_its_group_and_finished_rows_cost_nothing(
 
     object.__setattr__(policy, "body", counted)
     requests = [Request(prompt, tuple(range(8))) for prompt in PROMPTS]
-    groups = NativeEngine(policy, 64).generate(requests, Sampling(max_tokens=20))
+    groups = generate(NativeEngine(policy, 64), requests, Sampling(max_tokens=20))
     prompt_tokens = sum(len(prompt) for prompt in PROMPTS)
     # The first token of an answer comes from its prompt; each later one costs one token of work.
     later = sum(len(answer.tokens) - 1 for group in groups for answer in group)
@@ -60,24 +66,10 @@ def test_the_models_own_attention_comes_back_after_sampling() -> None:
     before = policy.model.config._attn_implementation
     tokens = torch.tensor([[5, 6, 7, 8]])
     logits = policy.model(tokens).logits
-    NativeEngine(policy, 4).generate([Request((5, 6), (1,))], Sampling(4))
+    generate(NativeEngine(policy, 4), [Request((5, 6), (1,))], Sampling(4))
     assert policy.model.config._attn_implementation == before
     assert torch.equal(policy.model(tokens).logits, logits)
 
 
-def test_the_cache_is_kept_between_calls_and_grows_when_it_must() -> None:
-    engine = NativeEngine(random_policy(), 8)
-    short = [Request((5, 6), (1, 2))]
-    first = engine.generate(short, Sampling(4))
-    cache = engine.kv_cache
-    assert engine.generate(short, Sampling(4)) == first and engine.kv_cache is cache
-    engine.generate(short, Sampling(9))
-    assert (
-        engine.kv_cache is not cache
-        and engine.kv_cache is not None
-        and engine.kv_cache.slot_length == 11 + MULTI_STEP
-    )
-
-
 def test_an_empty_list_of_requests_gives_an_empty_list() -> None:
-    assert NativeEngine(random_policy(), 4).generate([], Sampling(4)) == []
+    assert generate(NativeEngine(random_policy(), 4), [], Sampling(4)) == []

@@ -22,7 +22,7 @@ def test_noise_is_standard_gumbel() -> None:
 
 
 def test_large_noise_is_as_frequent_as_it_should_be() -> None:
-    keys = key_tensor([answer_key(3, i) for i in range(500)], "cpu")
+    keys = key_tensor([answer_key(3, i) for i in range(200)], "cpu")
     values = torch.cat([gumbel(part, torch.zeros(len(part)), 200_000) for part in keys.split(50)])
     for threshold in (8, 10, 12, 14, 16):
         expected = values.numel() * -math.expm1(-math.exp(-threshold))

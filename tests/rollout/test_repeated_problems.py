@@ -1,15 +1,19 @@
 """A problem that a step draws more than once is answered anew each time."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from groupwise.load import Parts, load_parts
-from groupwise.rollout.collect import Prompted
+from groupwise.load import load_parts
+from groupwise.rollout.collect import Prompted, Rollout
+from groupwise.rollout.engine import wait_for
 from groupwise.training import collect
-from groupwise.training.collect import collect_step
 from groupwise.types import Group
 from runs import small_config
+
+
+def collect_step(*args: Any) -> Rollout:
+    return wait_for(collect.collect_step(*args))
 
 
 def test_a_problem_drawn_twice_in_a_step_gets_two_groups_of_answers() -> None:
@@ -36,11 +40,13 @@ def test_occurrences_count_over_all_draws_of_a_step(
 ) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def sampled(parts: Parts, problems: Sequence[Prompted], step: int) -> list[Group]:
-        drawn.extend((problem.id, problem.occurrence) for problem, _ in problems)
-        return [Group(problem, tokens, (), rewards=(1.0, 1.0)) for problem, tokens in problems]
+    async def sampled(prompted: Prompted, *args: Any, **kwargs: Any) -> Group:
+        problem, tokens = prompted
+        drawn.append((problem.id, problem.occurrence))
+        return Group(problem, tokens, (), rewards=(1.0, 1.0))
 
-    monkeypatch.setattr(collect, "_sampled", sampled)
+    monkeypatch.setattr(collect, "sample_group", sampled)
+    monkeypatch.setattr(collect, "score_groups", lambda groups, *_: groups)
     settings = ("task.train_size=4", "batch.prompts=3", f"rollout.max_draws={max_draws}")
     with load_parts(small_config(*settings)) as parts:
         rollout = collect_step(parts, 0, 0)

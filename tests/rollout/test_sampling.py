@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from groupwise.rollout.noise import answer_key, key_tensor
-from groupwise.rollout.sampling import process_logits, sample_tokens
+from groupwise.rollout.sampling import keeps_all_tokens, process_logits, sample_tokens
 from groupwise.types import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -47,6 +47,26 @@ def test_logprobs_are_of_the_distribution_that_was_drawn_from() -> None:
     tokens, logprobs = sample_tokens(LOGITS.expand(50, -1), keys, torch.zeros(50), sampling, seen)
     expected = process_logits(LOGITS[None], sampling, NONE).log_softmax(-1)[0]
     assert torch.allclose(logprobs, expected[tokens])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(1), True),
+        (Sampling(1, temperature=0.7), True),
+        (Sampling(1, top_k=5), False),
+        (Sampling(1, top_p=0.9), False),
+        (Sampling(1, min_p=0.1), False),
+        (Sampling(1, repetition_penalty=1.1), False),
+    ],
+)
+def test_only_what_keeps_all_tokens_may_be_drawn_in_one_pass(
+    sampling: Sampling, expected: bool
+) -> None:
+    logits = LOGITS[None] / (sampling.temperature or 1)
+    seen = torch.tensor([[0]])
+    assert keeps_all_tokens(sampling) == expected
+    assert torch.equal(process_logits(LOGITS[None], sampling, seen), logits) == expected
 
 
 def test_temperature_zero_takes_the_likeliest() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from groupwise.errors import ConfigError
-from groupwise.objective.logprobs import token_logprobs
+from groupwise.policy.token_logprobs import token_logprobs
 from groupwise.rollout.collect import sample_groups
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
@@ -64,17 +64,10 @@ def test_a_temperature_for_each_token_is_the_same_in_any_chunks() -> None:
     torch.manual_seed(0)
     hidden, head = torch.randn(7, 5), torch.nn.Linear(5, 11)
     targets, temperature = torch.arange(7), torch.tensor([0.5, 1.0, 2.0, 0.7, 1.3, 1.0, 0.1])
-    logprobs, entropies = token_logprobs(hidden, head, targets, temperature, vocab=11, entropy=True)
+    logprobs, entropies = token_logprobs(hidden, head, targets, temperature, vocab=11)
     for k in range(7):
-        one, entropy = token_logprobs(
-            hidden[k : k + 1],
-            head,
-            targets[k : k + 1],
-            temperature[k].item(),
-            vocab=11,
-            entropy=True,
-        )
-        assert entropies is not None and entropy is not None
+        row, own = slice(k, k + 1), temperature[k].item()
+        one, entropy = token_logprobs(hidden[row], head, targets[row], own, vocab=11)
         assert logprobs[k].item() == pytest.approx(one.item(), abs=1e-5)
         assert entropies[k].item() == pytest.approx(entropy.item(), abs=1e-5)
     chunked, _ = token_logprobs(hidden, head, targets, temperature, vocab=11, chunk_logits=22)

@@ -125,7 +125,7 @@ def test_the_right_integer_is_correct_and_its_neighbour_is_not(value):
     ],
 )
 def test_format_is_think_then_answer_and_nothing_else(text, well_formed):
-    assert arithmetic.formatted(text) is well_formed
+    assert think_answer_format(text) is well_formed
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "x", " ", "<", ">", "/"]

@@ -1,10 +1,11 @@
+import subprocess
 import sys
 import typing
 from pathlib import Path
 
 import pytest
 
-from groupwise.config import AnyTask, ArithmeticTask, JsonlTask, PythonTask
+from groupwise.config import AnyTask, ArithmeticTask, CountdownTask, JsonlTask, PythonTask
 from groupwise.errors import ConfigError, DataError
 from groupwise.tasks.catalog import TASKS, build_task
 
@@ -51,6 +52,25 @@ def test_a_task_is_built_from_its_settings(tmp_path: Path) -> None:
     assert (task.name, len(task.train), len(task.test)) == ("arithmetic", 5, 2)
     with pytest.raises(DataError):
         build_task(JsonlTask(path=str(tmp_path / "none.jsonl")))
+
+
+def test_judges_are_imported_without_the_settings() -> None:
+    """Every run starts worker processes that import them: pydantic would triple that time."""
+    code = (
+        "import sys, groupwise.rewards.worker, groupwise.rewards.arithmetic;"
+        "import groupwise.rewards.choices, groupwise.rewards.countdown, groupwise.rewards.gym;"
+        "import groupwise.tasks.gsm8k_forms;"
+        "heavy = {'torch', 'pydantic', 'datasets', 'numpy', 'sympy'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    judges = [
+        build_task(kind(train_size=5, test_size=2)) for kind in (ArithmeticTask, CountdownTask)
+    ]
+    assert {j.correct.__module__ for j in judges if j.correct} == {
+        "groupwise.rewards.arithmetic",
+        "groupwise.rewards.countdown",
+    }
 
 
 def test_a_function_of_the_users_own_is_called_with_its_options(file: Path) -> None:

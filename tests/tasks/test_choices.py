@@ -10,8 +10,10 @@ import pytest
 
 from groupwise.config import AquaRatTask, MathQaTask
 from groupwise.errors import DataError
-from groupwise.tasks import aqua_rat, mathqa
-from groupwise.tasks.choices import chosen, correct, extract, formatted
+from groupwise.rewards.choices import chosen, correct, extract
+from groupwise.rewards.tags import think_answer_format
+from groupwise.tasks import choices
+from groupwise.tasks.choices import joined_options
 
 OPTIONS = ["10", "1/2", "25 %", "x + 1", "None of these"]
 
@@ -50,7 +52,7 @@ def write(folder: Path, name: str, rows: list[dict[str, Any]], array: bool = Fal
 def test_aqua_is_read_from_its_own_files(tmp_path: Path) -> None:
     for name, count in {"train.json": 6, "dev.json": 3, "test.json": 4}.items():
         write(tmp_path, name, aqua_rows(name, count))
-    task = aqua_rat.build(AquaRatTask(path=str(tmp_path), train_size=5, test_size=2))
+    task = choices.build(AquaRatTask(path=str(tmp_path), train_size=5, test_size=2))
     assert [len(s) for s in (task.train, task.validation, task.test)] == [5, 2, 2]
     problem = task.test[1]
     assert problem.id == "aqua_rat/test/1"
@@ -76,7 +78,7 @@ def test_without_training_data_the_development_set_is_split(
     write(tmp_path, "dev.json", aqua_rows("dev", 40))
     write(tmp_path, "test.json", aqua_rows("test", 4))
     with caplog.at_level(logging.INFO, logger="groupwise"):
-        task = aqua_rat.build(AquaRatTask(path=str(tmp_path), system="", prefill="<think>"))
+        task = choices.build(AquaRatTask(path=str(tmp_path), system="", prefill="<think>"))
     assert "has no training data" in caplog.text
     assert len(task.train) + len(task.validation) == 40 and task.validation
     assert not {p.id for p in task.train} & {p.id for p in task.validation}
@@ -93,34 +95,47 @@ def test_the_hub_gives_the_same_problems_as_a_folder(
     write(tmp_path, "test.json", rows["test"])
     asked = []
 
-    def load_dataset(path: str, name: str | None) -> datasets.DatasetDict:
-        asked.append((path, name))
+    def load_dataset(path: str, name: str | None, revision: str | None) -> datasets.DatasetDict:
+        asked.append((path, name, revision))
         return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in rows.items()})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert aqua_rat.build(AquaRatTask()) == aqua_rat.build(AquaRatTask(path=str(tmp_path)))
-    assert asked == [("deepmind/aqua_rat", "raw")]
+    assert choices.build(AquaRatTask()) == choices.build(AquaRatTask(path=str(tmp_path)))
+    assert asked == [("deepmind/aqua_rat", "raw", None)]
 
 
 @pytest.mark.parametrize("array", [True, False])
 def test_mathqa_is_read_from_arrays_and_lines(tmp_path: Path, array: bool) -> None:
     for name, count in {"train.json": 6, "dev.json": 3, "test.json": 4}.items():
         write(tmp_path, name, mathqa_rows(name, count), array=array)
-    task = mathqa.build(MathQaTask(path=str(tmp_path)))
+    task = choices.build(MathQaTask(path=str(tmp_path)))
     assert [len(s) for s in (task.train, task.validation, task.test)] == [6, 3, 4]
     assert task.train[2].columns["options"] == ["3", "6", "1 , 600", "rs . 5", "none of these"]
     assert task.train[2].columns["answer"] == "B"
     assert task.train[2].id == "mathqa/train/2"
 
 
+def test_mathqa_comes_from_the_hubs_parquet_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*arguments: Any, **named: Any) -> datasets.DatasetDict:
+        asked.append((arguments, named))
+        splits = {name: mathqa_rows(name, 3) for name in ("train", "validation", "test")}
+        return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert len(choices.build(MathQaTask()).train) == 3
+    assert asked == [(("allenai/math_qa", None), {"revision": "refs/convert/parquet"})]
+
+
 def test_mathqa_options_are_split_at_their_letters() -> None:
-    assert mathqa.options_of("a ) 12 , b ) 1 , 600 , c ) [ 1 , 2 ]") == [
+    assert joined_options("a ) 12 , b ) 1 , 600 , c ) [ 1 , 2 ]") == [
         "12",
         "1 , 600",
         "[ 1 , 2 ]",
     ]
-    assert mathqa.options_of("['a ) 10', 'b ) 12.5']") == ["10", "12.5"]
-    assert mathqa.options_of("b ) 10 , a ) 5") == mathqa.options_of("10") == []
+    assert joined_options("['a ) 10', 'b ) 12.5']") == ["10", "12.5"]
+    assert joined_options("b ) 10 , a ) 5") == joined_options("10") == []
 
 
 @pytest.mark.parametrize(
@@ -136,24 +151,24 @@ def test_rows_of_another_form_are_refused(
 ) -> None:
     write(tmp_path, "train.json", [{**aqua_rows("x", 1)[0], **row}])
     with pytest.raises(DataError, match=message):
-        aqua_rat.build(AquaRatTask(path=str(tmp_path)))
+        choices.build(AquaRatTask(path=str(tmp_path)))
 
 
 def test_folders_without_the_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
-        aqua_rat.build(AquaRatTask(path=str(tmp_path / "none")))
+        choices.build(AquaRatTask(path=str(tmp_path / "none")))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError, match=r"no train\.jsonl.*it holds: notes\.txt"):
-        mathqa.build(MathQaTask(path=str(tmp_path)))
+        choices.build(MathQaTask(path=str(tmp_path)))
     write(tmp_path, "test.json", mathqa_rows("x", 2))
     with pytest.raises(DataError, match="nothing to train on"):
-        mathqa.build(MathQaTask(path=str(tmp_path)))
+        choices.build(MathQaTask(path=str(tmp_path)))
     (tmp_path / "train.json").write_text("[1, 2]")
     with pytest.raises(DataError, match=r"train\.json, item 1: must be an object, not int"):
-        mathqa.build(MathQaTask(path=str(tmp_path)))
+        choices.build(MathQaTask(path=str(tmp_path)))
     (tmp_path / "train.json").write_text("[{]")
     with pytest.raises(DataError, match="not valid JSON"):
-        mathqa.build(MathQaTask(path=str(tmp_path)))
+        choices.build(MathQaTask(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +213,8 @@ def test_the_chosen_option(text: str, letter: str | None) -> None:
 def test_votes_are_letters_and_the_form_is_tags() -> None:
     assert extract("<answer> b) </answer>") == extract("Answer: B") == "B"
     assert extract("no idea") is None
-    assert formatted("<think>x</think><answer>B</answer>") and not formatted("Answer: B")
+    assert think_answer_format("<think>x</think><answer>B</answer>")
+    assert not think_answer_format("Answer: B")
 
 
 def test_huge_texts_cost_little() -> None:

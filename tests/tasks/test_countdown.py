@@ -1,10 +1,14 @@
 """Countdown: always solvable, judged by a parser that stands up to hostile text."""
 
+import json
 import operator
 from fractions import Fraction
 from itertools import permutations
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +17,7 @@ from groupwise.config import CountdownTask
 from groupwise.errors import DataError
 from groupwise.rewards.expressions import MAX_DEPTH, MAX_LENGTH, ExpressionError, evaluate
 from groupwise.tasks import countdown
+from groupwise.tasks.base import split_of
 
 
 def reachable(values: tuple[Fraction, ...], target: int) -> bool:
@@ -196,3 +201,64 @@ def test_written_trees_evaluate_to_their_fraction_and_list_their_numbers(tree):
     evaluated = evaluate(text)
     assert evaluated.value == value
     assert evaluated.numbers == numbers
+
+
+ROWS = [{"nums": [i, i + 1, 7], "target": 2 * i + 8} for i in range(1, 61)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_data_with_nums_and_target_is_split_as_generated_problems_are(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", ROWS)
+    task = countdown.build(CountdownTask(path=path, prefill="<think>"))
+    assert len(task.train) + len(task.validation) + len(task.test) == len(ROWS)
+    assert all(split_of(p.id) == "test" for p in task.test) and task.train[0].prefill == "<think>"
+    assert task.train[0].columns == {"numbers": [1, 2, 7], "target": 10}
+    cut = countdown.build(CountdownTask(path=path, train_size=5, test_size=2))
+    assert [len(s) for s in (cut.train, cut.validation, cut.test)] == [5, 2, 2]
+    write_rows(tmp_path / "train.jsonl", ROWS[:50])
+    write_rows(tmp_path / "test.jsonl", ROWS[50:])
+    (tmp_path / "rows.jsonl").unlink()
+    given = countdown.build(CountdownTask(path=str(tmp_path)))
+    assert len(given.test) == 10 and len(given.train) + len(given.validation) == 50
+    assert given.validation
+
+
+def test_the_hub_is_asked_for_the_dataset_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*arguments: Any, **named: Any) -> datasets.DatasetDict:
+        asked.append((arguments, named))
+        return datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = countdown.build(CountdownTask(path="Jiayi-Pan/Countdown-Tasks-3to4"))
+    assert len(task.train) > 40
+    assert asked == [(("Jiayi-Pan/Countdown-Tasks-3to4", None), {"revision": None})]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"nums": "1,2", "target": 3},
+        {"nums": [1, 2.5, 3], "target": 3},
+        {"nums": [1], "target": 1},
+        {"nums": list(range(1, 9)), "target": 3},
+        {"nums": [1, 2, 3], "target": "6"},
+        {"nums": [True, 2, 3], "target": 6},
+        {"target": 6},
+    ],
+)
+def test_rows_that_are_no_problem_are_named(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [*ROWS, row])
+    with pytest.raises(DataError, match=r"line 61: countdown rows have the columns nums"):
+        countdown.build(CountdownTask(path=path))
+
+
+def test_a_path_that_is_nothing_says_so() -> None:
+    for path in ("./nowhere", "nowhere.jsonl", "/no/such/folder"):
+        with pytest.raises(DataError, match="there is no such file or folder"):
+            countdown.build(CountdownTask(path=path))

@@ -86,8 +86,8 @@ def test_the_hub_gives_the_same_problems_as_a_folder(
 ) -> None:
     asked = []
 
-    def load_dataset(path: str, name: str | None) -> datasets.DatasetDict:
-        asked.append((path, name))
+    def load_dataset(path: str, name: str | None, revision: str | None) -> datasets.DatasetDict:
+        asked.append((path, name, revision))
         splits = {"train": rows("train", 10), "test": rows("test", 5)}
         return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
 
@@ -96,7 +96,7 @@ def test_the_hub_gives_the_same_problems_as_a_folder(
     assert gsm8k.build(Gsm8kTask(validation_size=3)) == gsm8k.build(
         Gsm8kTask(path=str(folder), validation_size=3)
     )
-    assert asked == [("openai/gsm8k", "main")]
+    assert asked == [("openai/gsm8k", "main", None)]
 
 
 def test_validation_may_not_eat_the_training_problems(folder: Path) -> None:

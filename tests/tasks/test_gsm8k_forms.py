@@ -3,9 +3,9 @@
 import pytest
 
 from groupwise.config import CountdownTask, Gsm8kTask
+from groupwise.recipe.tiny import SAMPLES
 from groupwise.tasks import countdown, gsm8k
 from groupwise.tasks.gsm8k_forms import FORMS
-from groupwise.tiny_run import SAMPLES
 
 
 def example(name: str, final: str, reasoning: str = "16-3=13, 13+5=18") -> str:

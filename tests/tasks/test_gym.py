@@ -73,7 +73,7 @@ def test_partial_credit_is_a_reward_and_not_correct() -> None:
 
 def test_unknown_names_options_and_sizes_are_explained() -> None:
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match="no task 'countdwn'; did you mean 'countdown'"):
+    with pytest.raises(ConfigError, match=r"no task 'countdwn' \(did you mean 'countdown'"):
         build_task(GymTask(name="countdwn"))
     with pytest.raises(ConfigError, match=r"task\.options of reasoning-gym's countdown: .*colour"):
         build_task(GymTask(name="countdown", options={"colour": "red"}))

@@ -20,7 +20,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, **splits: list[dict[str, Any]]) -> li
     """Make load_dataset give these splits; the list fills with what it is asked for."""
     asked = []
 
-    def load_dataset(*arguments: Any) -> datasets.DatasetDict:
+    def load_dataset(*arguments: Any, revision: str | None) -> datasets.DatasetDict:
         asked.append(arguments)
         return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
 
@@ -87,7 +87,7 @@ def test_missing_columns_and_empty_splits_are_refused(monkeypatch: pytest.Monkey
 
 
 def test_no_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*_: Any) -> None:
+    def load_dataset(*_: Any, **__: Any) -> None:
         raise ConnectionError("Couldn't reach 'a/b' on the Hub\nand a long story")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)

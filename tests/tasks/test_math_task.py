@@ -7,6 +7,7 @@ import pytest
 
 from groupwise.config import MathTask
 from groupwise.errors import DataError
+from groupwise.rewards.answers import boxed_format
 from groupwise.tasks import math
 
 SOLUTIONS = [
@@ -68,9 +69,9 @@ def test_equal_answers_count_and_others_do_not() -> None:
 
 
 def test_the_form_is_one_filled_box() -> None:
-    assert math.formatted(r"so $\boxed{5}$")
+    assert boxed_format(r"so $\boxed{5}$")
     for text in ("so 5", r"\boxed{}", r"\boxed{1} \boxed{2}", r"\boxed{1", ""):
-        assert not math.formatted(text)
+        assert not boxed_format(text)
 
 
 def test_problems_without_an_answer_are_left_out_and_counted(

@@ -13,7 +13,8 @@ import pytest
 from groupwise.config import AquaRatTask, Gsm8kTask, MathQaTask, MathTask
 from groupwise.rewards import cookbook, lm_book, simple_grpo
 from groupwise.rewards.cot import cot_features
-from groupwise.tasks import aqua_rat, choices, gsm8k, gsm8k_forms, math, mathqa
+from groupwise.rewards.tags import think_answer_format
+from groupwise.tasks import choices, gsm8k, gsm8k_forms, math
 from groupwise.tasks.base import Task
 
 
@@ -46,7 +47,7 @@ def test_gsm8k_gold_solutions_score_full_marks() -> None:
         assert gsm8k_forms.correct(solution, answer) and gsm8k_forms.hashes_formatted(solution), (
             solution
         )
-        assert gsm8k_forms.correct(tagged, answer) and gsm8k_forms.tags_formatted(tagged), tagged
+        assert gsm8k_forms.correct(tagged, answer) and think_answer_format(tagged), tagged
         assert simple_grpo.answer(tagged, answer) + simple_grpo.form(tagged) == 2.25
         book = tagged.replace("think>", "reasoning>")
         assert lm_book.answer(book, answer) == 2.0 and lm_book.form(book) == pytest.approx(0.8)
@@ -60,7 +61,7 @@ def test_gsm8k_gold_solutions_score_full_marks() -> None:
 
 
 def test_aqua_gold_answers_score_full_marks() -> None:
-    rows = everything(aqua_rat.build(AquaRatTask(path=local("aqua_rat"), test_size=10_000)))
+    rows = everything(choices.build(AquaRatTask(path=local("aqua_rat"), test_size=10_000)))
     assert len(rows) == 508
     read = 0
     for row in rows:
@@ -81,7 +82,7 @@ def test_math_gold_solutions_score_full_marks() -> None:
 @pytest.mark.slow
 def test_mathqa_gold_answers_score_full_marks(tmp_path: Path) -> None:
     (tmp_path / "train.json").write_bytes((packaged("mathqa") / "test.jsonl").read_bytes())
-    rows = everything(mathqa.build(MathQaTask(path=str(tmp_path), test_size=10_000)))
+    rows = everything(choices.build(MathQaTask(path=str(tmp_path), test_size=10_000)))
     assert len(rows) == 1000
     for row in rows:
         assert len(row["options"]) == 5

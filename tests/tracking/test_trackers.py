@@ -100,6 +100,20 @@ def test_the_console_shows_what_matters(terminal: bool, monkeypatch: pytest.Monk
     assert ("▁" in out.getvalue()) == terminal
 
 
+def test_a_line_in_a_log_fits_80_columns_and_says_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(console_module, "console", Console(file=out, width=300))
+    live = LiveConsole(total=1000, done=0)
+    live.began -= 90.0
+    names = [key for key, _, _ in console_module._SHOWN]
+    live.log(1, dict.fromkeys(names, 0.123))
+    (line,) = out.getvalue().splitlines()
+    assert len(line) <= 80 and "h" in line and " left" in line and "accuracy 12.3%" in line
+    assert console_module.duration(45) == "45 s" and console_module.duration(12000) == "3 h 20 min"
+
+
 def test_sparkline_scales_and_averages() -> None:
     assert sparkline([], 10) == ""
     assert sparkline([1.0, 1.0], 10) == "▁▁"

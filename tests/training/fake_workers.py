@@ -4,10 +4,10 @@ So a run shows by its answers which weights sampled each of them, and the traine
 same time, which two models in one process could not.
 """
 
+import asyncio
 import hashlib
 import random
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from groupwise.config import Config
 from groupwise.policy.load import Policy
-from groupwise.remote.payload import trained_weights
+from groupwise.policy.weights import trained_weights
 from groupwise.types import Completion, Request, Sampling
 
 
@@ -26,29 +26,21 @@ class FakeWorkers:
         self.digest = ""
         self.published: list[int] = []
 
-    def copy_weights(self) -> dict[str, Tensor]:
-        return {name: weight.clone() for name, weight in trained_weights(self.policy).items()}
-
-    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         if version == self.version:
             return
         self.version = version
         self.published.append(version)
         found = hashlib.sha256()
-        for name in sorted(weights):
-            found.update(weights[name].contiguous().view(torch.uint8).numpy().tobytes())
+        for _, weight in sorted(weights):
+            found.update(weight.contiguous().view(torch.uint8).numpy().tobytes())
         self.digest = found.hexdigest()
 
-    def sync(self, version: int) -> None:
-        self.publish(version, self.copy_weights())
-
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling
-    ) -> list[tuple[Completion, ...]]:
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
         if self.version is None:
-            self.sync(0)
-        time.sleep(random.random() * 0.02)  # timing must not matter
-        return [tuple(self._answer(key, sampling) for key in r.keys) for r in requests]
+            self.load_weights(0, trained_weights(self.policy).items())
+        await asyncio.sleep(random.random() * 0.02)  # timing must not matter
+        return tuple(self._answer(key, sampling) for key in request.keys)
 
     def close(self) -> None:
         """Nothing runs."""

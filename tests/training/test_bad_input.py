@@ -8,12 +8,13 @@ import sys
 import pytest
 from rich.console import Console
 
+from bad_rewards import fail, hang
 from groupwise.errors import ConfigError, DataError, GroupwiseError, RewardError, RunFolderError
 from groupwise.recipe import parse
+from groupwise.report.terminal import before_after_table, metrics_table
 from groupwise.rewards.base import Reward
-from groupwise.tracking.report import before_after_table, metrics_table
 from groupwise.training.api import train
-from runs import SMALL, fingerprint, small_config
+from runs import SMALL, exit_code, fingerprint, small_config
 
 
 @pytest.mark.parametrize(
@@ -31,12 +32,8 @@ from runs import SMALL, fingerprint, small_config
         ("rewards=[{name: correct, weight: 0}]", "at least one reward needs a weight"),
         ("task.kind=chess", "chess"),
         (
-            "workers.token_env=AWS_SECRET_ACCESS_KEY",
+            "place={urls: ['http://a:1'], token_env: AWS_SECRET_ACCESS_KEY}",
             "name begins with GROUPWISE_, since it is sent",
-        ),
-        (
-            "engine={kind: vllm, urls: ['http://a:1'], token_env: AWS_SECRET_ACCESS_KEY}",
-            "engine.token_env: must be a variable whose name begins with GROUPWISE_",
         ),
         (
             "reference={kind: server, urls: ['http://a:1'], token_env: HOME}",
@@ -98,15 +95,6 @@ def test_a_missing_column_an_empty_file_and_a_missing_file(tmp_path: pathlib.Pat
             train(small_config(f"task={{kind: jsonl, path: {data}}}"), tmp_path / "r", quiet=True)
     with pytest.raises(DataError, match="nowhere"):
         train(small_config("task={kind: jsonl, path: nowhere.jsonl}"), tmp_path / "r", quiet=True)
-
-
-def hang(completion: str) -> float:
-    while True:
-        pass
-
-
-def fail(completion: str) -> float:
-    raise KeyError("oops")
 
 
 @pytest.mark.parametrize(
@@ -178,16 +166,23 @@ def test_a_model_that_is_not_there(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_the_command_line_exits_with_2_and_no_traceback(
-    arguments: list[str], message: str, tmp_path: pathlib.Path
+    arguments: list[str],
+    message: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "groupwise", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(arguments, monkeypatch) == 2
+    errors = capfd.readouterr().err
+    assert message in errors and "Traceback" not in errors
+
+
+def test_so_does_its_process(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "groupwise", "train", "dmeo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert "did you mean demo?" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_path_that_reads_like_markup_is_shown_as_it_is(

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -75,14 +75,15 @@ class Engine:
     def __init__(self, policy: Policy, config: Config) -> None:
         self.native, self.asked = NativeEngine(policy, 7), 0
 
-    def generate(
-        self, requests: Sequence[Request], sampling: Sampling
-    ) -> list[tuple[Completion, ...]]:
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
         self.asked += 1
-        return self.native.generate(requests, sampling)
+        return await self.native.sample(request, sampling)
 
-    def sync(self, version: int) -> None:
-        self.native.sync(version)
+    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.native.load_weights(version, weights)
+
+    def close(self) -> None:
+        self.native.close()
 
 
 class Tracker:

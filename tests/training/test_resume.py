@@ -25,16 +25,16 @@ CONFIG = small_config("steps=5", *STATEFUL)
 # (function, which call of it): the moment of death, counted within one process. The first few run
 # in the fast lane, all of them in the slow one.
 MOMENTS = [
-    ("groupwise.training.collect:sample_groups", 4),
+    ("groupwise.training.collect:sample_group", 10),
     ("groupwise.training.update:policy_loss", 7),
     ("groupwise.tracking.run:RunFolder.log_metrics", 3),
     ("groupwise.training.checkpoint:save_file", 2),
     ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.api:model_card", 1),
-    ("groupwise.training.collect:sample_groups", 1),
+    ("groupwise.training.collect:sample_group", 2),
     ("groupwise.training.collect:score_groups", 3),
     ("groupwise.training.step:annotate", 2),
-    ("groupwise.training.step:assign_advantages", 4),
+    ("groupwise.training.step:assign_over_ranks", 4),
     ("groupwise.training.update:policy_loss", 2),
     ("groupwise.training.optim:learning_rate", 3),
     ("groupwise.training.optim:learning_rate", 10),

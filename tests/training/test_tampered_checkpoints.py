@@ -34,17 +34,15 @@ WRONG: list[Any] = [None, True, -1, 10**30, 1e308, float("nan"), "x", [], {}, [[
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The checkpoints of a run that was stopped with answers it had not learned from yet."""
-    folder, original, calls = tmp_path_factory.mktemp("saved") / "run", collect.score_groups, 0
+    folder, original = tmp_path_factory.mktemp("saved") / "run", collect.draw
 
-    def stop_here(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
+    def stop_here(problems: Any, cursor: int, *rest: Any) -> Any:
+        if cursor == 3 * CONFIG.batch.prompts:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(*args, **kwargs)
+        return original(problems, cursor, *rest)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(collect, "score_groups", stop_here)
+        patch.setattr(collect, "draw", stop_here)
         train(CONFIG, folder, quiet=True)
     return folder / "checkpoints"
 

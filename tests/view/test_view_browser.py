@@ -1,13 +1,18 @@
 """The viewer in a real browser: what a person sees, presses and must be safe from."""
 
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from groupwise.tracking.run import RunFolder
+from groupwise.types import Completion, Episode, Group
 from groupwise.view.catalog import run_id
+from runs import small_config
 from viewer_runs import append_metrics, group, make_run, row
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
@@ -21,6 +26,31 @@ HOSTILE = (
 )
 
 
+BEFORE = [{"id": "a", "question": "1", "correct": 0.0, "reward": 0.2, "text": "it is 43"}]
+AFTER = [{"id": "a", "question": "1", "correct": 1.0, "reward": 1.2, "text": "it is -67"}]
+
+
+def episode_group() -> Group:
+    """An episode of two turns with a hostile reply between them."""
+    call = {"function": {"name": "add", "arguments": {"a": 3, "b": HOSTILE}}}
+    messages = (
+        {"role": "assistant", "content": "So:", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": HOSTILE},
+        {"role": "assistant", "content": "7"},
+    )
+    episode = Episode(messages, (2, 1), (None, 0.5), {"won": 1.0}, calls=1)
+    spoken = Completion(
+        (5, 6, 7, 8), (-0.1, -0.2, 0.0, -0.4), "eos", "7", sampled=(True, True, False, True),
+        episode=episode,
+    )  # fmt: skip
+    return replace(group("talk"), completions=(spoken, spoken))
+
+
+def same_group() -> Group:
+    texts = ("same", "same", "same", "other one")
+    return group("fold", texts, (1.0, 1.0, 1.0, 0.0))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("browser")
@@ -29,6 +59,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     make_run(folder / "seed1", steps=30, groups=groups, seed=1)
     hostile = [group(HOSTILE, (HOSTILE, "y" * 9000), prompt=HOSTILE)]
     make_run(folder / "hostile", steps=2, groups=hostile, model="no/tokenizer")
+    talks = [episode_group(), same_group()]
+    tools = make_run(folder / "tools", steps=3, groups=talks, batch__prompts=5)
+    with RunFolder(tools, small_config("batch.prompts=5")) as run:
+        run.log_evaluation("before", BEFORE)
+        run.log_evaluation("after", AFTER)
     return folder
 
 
@@ -71,9 +106,10 @@ def visit(page: Any, hash: str, selector: str) -> None:
 
 
 def test_curves_are_drawn_and_seeds_are_one_band(page: Any) -> None:
-    assert page.locator("h2", has_text="Reward and accuracy").count() == 1
-    label = page.locator(".chart[aria-label=reward] .readout").inner_text()
-    assert "seed0 and 1 more 3" in label and "hostile 0.2" in label
+    label = page.locator(".chart[aria-label=reward] .lines").inner_text()
+    # As drawn, and behind it as logged: the two differ where the line is smoothed.
+    assert re.search(r"seed0 and 1 more\s*2\.9\d+ \(3\)", label), label
+    assert re.search(r"hostile\s*0\.\d+ \(0\.2", label), label
     assert "token=" not in page.url
     inked = """() => { const c = document.querySelector('.chart canvas');
       return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0) }"""
@@ -83,8 +119,8 @@ def test_curves_are_drawn_and_seeds_are_one_band(page: Any) -> None:
 def test_a_run_that_goes_on_is_followed(page: Any, runs: pathlib.Path) -> None:
     append_metrics(runs / "hostile", row(3, loss=0.1, reward=0.77, seconds=1.0))
     page.wait_for_function(
-        "() => document.querySelector('.chart[aria-label=reward] .readout').textContent"
-        ".includes('hostile 0.770')"
+        "() => document.querySelector('.chart[aria-label=reward] .lines').textContent"
+        ".includes('(0.770)')"
     )
     assert "3/4" in page.locator(".run", has_text="hostile").inner_text()
 
@@ -195,7 +231,8 @@ def test_a_problem_is_followed_from_its_first_answers_to_its_last(
 
 
 def test_settings_show_differences(page: Any) -> None:
-    page.get_by_label("hostile").uncheck()
+    for name in ("hostile", "tools"):
+        page.locator(".run", has_text=name).locator("input").uncheck()
     page.keyboard.press("4")
     page.wait_for_selector("tbody tr")
     assert page.locator("tbody tr").all_inner_texts() == ["seed\t0\t1"]
@@ -207,17 +244,119 @@ def test_settings_show_differences(page: Any) -> None:
 def test_it_fits_a_phone(page: Any, runs: pathlib.Path, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 700})
     id = run_id(runs / "hostile")
-    for hash in ("overview", f"rollouts/{id}/2", f"problems/{id}", "settings", "findings"):
+    pages = ("overview", f"rollouts/{id}/2", f"problems/{id}", f"held-out/{id}", "settings")
+    for hash in (*pages, "findings", "runs", f"rollouts/{run_id(runs / 'tools')}/1"):
         visit(page, f"#/{hash}", "main > div")
         page.wait_for_timeout(300)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width, hash
+        last = page.locator("#pages a").last.bounding_box()
+        assert last["x"] + last["width"] <= width, "the tabs do not fit"
 
 
 def test_everything_has_a_name(page: Any, runs: pathlib.Path) -> None:
     nameless = """() => [...document.querySelectorAll('button, input, select, a')]
       .filter(e => !(e.textContent.trim() || e.ariaLabel || e.title || e.labels?.length))
       .map(e => e.outerHTML)"""
-    for hash in ("overview", f"rollouts/{run_id(runs / 'seed0')}/3", "problems", "settings"):
+    pages = ("overview", f"rollouts/{run_id(runs / 'seed0')}/3", "problems", "settings", "runs")
+    for hash in pages:
         visit(page, f"#/{hash}", "main > div")
         page.wait_for_timeout(300)
         assert page.evaluate(nameless) == []
+
+
+def test_an_episode_is_a_conversation(page: Any, runs: pathlib.Path) -> None:
+    visit(page, f"#/rollouts/{run_id(runs / 'tools')}/1", ".conversation .token")
+    talk = page.locator(".conversation").first
+    assert talk.locator(".message").count() == 3
+    assert talk.locator(".message.sampled").count() == 2
+    assert talk.locator(".message.sampled .token").count() == 3  # the reply's token is not its own
+    assert talk.locator(".message.given .token").count() == 0
+    assert "<script>window.hacked=1</script>" in talk.locator(".message.given").inner_text()
+    assert "reward +0.50" in talk.locator(".message.sampled").nth(1).inner_text()
+    assert talk.locator(".call b").inner_text() == "add"
+    assert page.evaluate("() => window.hacked") is None
+
+
+def test_same_answers_are_folded_and_two_are_compared_by_a_link(
+    page: Any, runs: pathlib.Path, address: str
+) -> None:
+    visit(page, f"#/rollouts/{run_id(runs / 'tools')}/1", ".card[data-group='1'] .answer")
+    card = page.locator(".card[data-group='1']")
+    assert card.locator(".answer").count() == 2
+    assert card.locator(".times").all_inner_texts() == ["×3"]
+    for button in card.locator("button.compare").all():
+        button.click()
+    page.wait_for_selector(".comparing .pair")
+    assert page.locator(".comparing del").inner_text() == "same"
+    assert page.locator(".comparing ins").inner_text() == "other one"
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_selector(".comparing ins")
+
+
+def test_held_out_answers_stand_before_and_after(page: Any, runs: pathlib.Path) -> None:
+    visit(page, f"#/held-out/{run_id(runs / 'tools')}", ".pair")
+    assert page.locator(".pair del").inner_text() == "43"
+    assert page.locator(".pair ins").inner_text() == "-67"
+    visit(page, f"#/overview?runs={run_id(runs / 'tools')}", ".chart[aria-label='eval/accuracy']")
+    told = page.locator(".story").inner_text()
+    assert re.search(r"100\s%\s+answers right, up from 0\s%", told), told
+    page.wait_for_selector(".chart[aria-label='eval/accuracy'] canvas")
+    words = page.locator(".chart[aria-label='eval/accuracy'] .readout").inner_text()
+    assert re.fullmatch(r"100\s%", words)
+
+
+def test_what_is_chosen_is_in_the_address(page: Any, runs: pathlib.Path) -> None:
+    page.get_by_label("Find a metric").fill("reward")
+    page.get_by_label("Log scale").check()
+    page.get_by_label("Axis").select_option("seconds")
+    page.locator(".run", has_text="hostile").locator("input").uncheck()
+    link = page.url
+    assert "q=reward" in link and "log=yes" in link and "x=seconds" in link and "runs=" in link
+    page.goto("about:blank")
+    page.goto(link)
+    page.wait_for_selector(".chart canvas")
+    assert page.get_by_label("Axis").input_value() == "seconds"
+    assert page.get_by_label("Log scale").is_checked()
+    assert not page.locator(".run", has_text="hostile").locator("input").is_checked()
+    names = page.locator(".chart").evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert "reward" in names and "loss" not in names
+
+
+def test_the_focus_survives_what_is_new(page: Any, runs: pathlib.Path) -> None:
+    box = page.locator(".run", has_text="seed0").locator("input")
+    box.focus()
+    append_metrics(runs / "seed0", row(31, loss=0.1, reward=3.0, seconds=1.0))
+    page.wait_for_function("() => document.querySelector('#runs').textContent.includes('31')")
+    key = page.evaluate("() => document.activeElement.dataset.key")
+    assert key == run_id(runs / "seed0")
+
+
+def test_runs_are_sorted_hidden_and_noted(page: Any, runs: pathlib.Path) -> None:
+    visit(page, "#/runs", "tbody tr")
+    names = page.locator("tbody th a")
+    assert names.all_inner_texts() == ["hostile", "seed0", "seed1", "tools"]
+    page.get_by_role("button", name="run ↑").click()
+    assert names.all_inner_texts() == ["tools", "seed1", "seed0", "hostile"]
+    page.get_by_label("note of seed1").fill("the good one")
+    page.keyboard.press("Enter")
+    page.get_by_label("Search runs").fill("good one")
+    assert names.all_inner_texts() == ["seed1"]
+    page.get_by_role("button", name="hide", exact=True).click()
+    assert page.locator(".run", has_text="seed1").count() == 0
+    page.get_by_role("button", name="unhide").click()
+    assert page.locator(".run", has_text="seed1").count() == 1
+
+
+def test_a_chart_is_saved_and_fills_the_screen(page: Any) -> None:
+    chart = page.locator(".chart[aria-label=reward]")
+    chart.locator(".menu summary").click()
+    with page.expect_download() as download:
+        chart.get_by_role("button", name="CSV").click()
+    lines = pathlib.Path(download.value.path()).read_text().splitlines()
+    assert lines[0] == "line,step,x,value" and any(",30,30," in line for line in lines)
+    chart.get_by_role("button", name="Reward: full screen").click()
+    assert chart.bounding_box()["width"] > 1100
+    page.keyboard.press("Escape")
+    assert chart.bounding_box()["width"] < 700

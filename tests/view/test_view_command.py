@@ -13,7 +13,7 @@ from http.cookiejar import CookieJar
 import pytest
 
 from groupwise.errors import ConfigError
-from groupwise.view.serve import _listen, host_names, is_loopback
+from groupwise.view.serve import TOKEN_VARIABLE, _listen, _token, host_names, is_loopback
 from viewer_runs import make_run
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "viewer.md"
@@ -69,6 +69,17 @@ def test_a_taken_port_is_a_message_unless_nobody_asked_for_it(
         monkeypatch.setattr("groupwise.view.serve.USUAL_PORT", port)
         with _listen("127.0.0.1", None) as other:
             assert other.getsockname()[1] != port
+
+
+def test_a_token_from_the_environment_makes_links_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert _token() != _token()
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-token-that-is-long-enough")
+    assert _token() == "a-token-that-is-long-enough"
+    for weak in ("short", "a token with blanks in it that is long", "x" * 300):
+        monkeypatch.setenv(TOKEN_VARIABLE, weak)
+        with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
+            _token()
 
 
 def test_only_the_outside_needs_this_machine_s_names() -> None:

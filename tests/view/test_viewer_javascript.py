@@ -56,17 +56,66 @@ def test_characters_that_hide_or_reorder_are_shown_as_code_points() -> None:
     assert "".join(part["text"] for part in parts if not part["hidden"]) == "ab\n\t[31mé漢👍"
 
 
-def test_every_metric_has_one_section_and_reward_comes_first() -> None:
+def test_every_metric_has_one_section_and_headlines_come_first() -> None:
     names = ["seconds", "kl", "eval/accuracy", "reward", "rewards/x", "odd/name", "memory_gb"]
     sections = evaluate("metric_words.js", f"m.grouped({json.dumps(names)})")
-    assert sections[0] == ["Reward and accuracy", ["reward", "eval/accuracy", "rewards/x"]]
+    assert sections[0] == ["Reward and accuracy", ["reward", "rewards/x"]]
     assert sorted(name for _, own in sections for name in own) == sorted(names)
     assert sections[-1] == ["Other", ["odd/name"]]
+    first = evaluate("metric_words.js", f"m.headlines({json.dumps([*names, 'eval/reward'])})")
+    assert first == ["eval/accuracy", "reward", "kl", "seconds"]
+
+
+def test_the_evaluation_before_training_is_the_first_point() -> None:
+    series = "{steps: [20, 40], mean: [0.9, 0.95]}"
+    found = evaluate("series.js", f"[m.fromTheStart({series}, 0.27), m.fromTheStart({series})]")
+    assert found[0] == {"steps": [0, 20, 40], "mean": [0.27, 0.9, 0.95]}
+    assert found[1] == {"steps": [20, 40], "mean": [0.9, 0.95]}
+
+
+def test_the_axis_of_a_share_does_not_exaggerate() -> None:
+    ranges = "[m.axisRange(0.95, 0.98, true), m.axisRange(0, 0.01, true), m.axisRange(5, 6, false)]"
+    high, low, free = evaluate("series.js", ranges)
+    assert high == [0, 1] and low == [0, 0.05]
+    assert free[0] < 5 and free[1] > 6
+
+
+def test_constants_are_told_apart_with_their_spikes() -> None:
+    lists = [
+        [{"mean": [1, None, 1], "low": None, "high": None}],
+        [{"mean": [1, 1], "low": [1, 1], "high": [1, 3]}],
+        [{"mean": [1, 1]}, {"mean": [2]}],
+    ]
+    assert evaluate("series.js", f"{json.dumps(lists)}.map(m.isConstant)") == [True, False, False]
+
+
+def test_a_difference_is_by_words_and_gives_back_both_texts() -> None:
+    pairs = [["a b c", "a x c"], ["", "new"], ["same", "same"], ["49+36=85", "49+36=85 85-15=70"]]
+    for before, after in pairs:
+        parts = evaluate("diff.js", f"m.diff({json.dumps(before)}, {json.dumps(after)})")
+        assert "".join(part["text"] for part in parts if part["side"] <= 0) == before
+        assert "".join(part["text"] for part in parts if part["side"] >= 0) == after
+    first = evaluate("diff.js", 'm.diff("a b c", "a x c")')
+    assert [part["side"] for part in first] == [0, -1, 1, 0]
+
+
+def test_saved_charts_hold_the_points_and_no_markup_or_formula() -> None:
+    lines = [{"label": '=1+1<script>"', "colour": "#123456", "steps": [1, 2], "x": [10, 20]}]
+    lines[0] |= {"mean": [0.5, None]}
+    text = evaluate("chart_export.js", f"m.csv({json.dumps(lines)}, 'seconds')")
+    assert text.splitlines() == [
+        "line,step,seconds,value",
+        '"\'=1+1<script>""",1,10,0.5',
+        '"\'=1+1<script>""",2,20,',
+    ]
+    colours = '{ink: "#000", paper: "#fff"}'
+    picture = evaluate("chart_export.js", f"m.svg('a<b', {json.dumps(lines)}, {colours})")
+    assert "<script" not in picture and "a&lt;b" in picture and picture.count("<polyline") == 1
 
 
 def test_shades_stay_within_their_scale() -> None:
     values = "[-1e9, 0, 1e9].map((value) => m.shadeOf(name, value))"
-    calls = f"['logprob', 'entropy', 'ratio', 'kl'].map((name) => {values})"
+    calls = f"Object.keys(m.MEASURES).map((name) => {values})"
     shades = [shade for line in evaluate("measures.js", calls) for shade in line]
     assert {"heat-9", "heat-0", "cold-9"} <= set(shades)
     style = (STATIC / "answers.css").read_text()

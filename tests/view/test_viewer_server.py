@@ -217,12 +217,13 @@ def test_numbers_in_addresses_are_checked(tmp_path: pathlib.Path, query: str) ->
 def test_summary_shows_before_and_after(tmp_path: pathlib.Path) -> None:
     run = make_run(tmp_path / "run")
     browser = client(run)
-    assert browser.get(f"{api(run)}/summary").json() == {}
+    nothing = {"folder": str(run), "has_report": False, "models": []}
+    assert browser.get(f"{api(run)}/summary").json() == nothing
     before, after = {"accuracy": 0.25}, {"accuracy": 0.75, "odd": "text"}
     summary = {"status": "finished", "before": before, "after": after}
     (run / "summary.json").write_text(json.dumps(summary))
     found = browser.get(f"{api(run)}/summary").json()
-    assert found == {"before": {"accuracy": 0.25}, "after": {"accuracy": 0.75}}
+    assert found == {"before": {"accuracy": 0.25}, "after": {"accuracy": 0.75}, **nothing}
     assert browser.get("/api/runs").json()["runs"][0]["status"] == "finished"
 
 

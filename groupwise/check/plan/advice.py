@@ -1,18 +1,19 @@
-"""What to change so that a plan fits: the least that does it, dearest last.
+"""What to change so that a plan fits: the smallest change first.
 
 First what leaves the result as it is: smaller micro-batches, recomputing, sharding, offloading.
 Then moments in 8 bits, then an adapter, then 4-bit weights under it: those train something else.
 What several processes cannot be combined with (training/parallel.py) is not proposed to them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from groupwise.check.plan.estimate import Plan, make_plan
-from groupwise.check.plan.job import Job
+from groupwise.check.plan.job import SHARDS_WEIGHTS, Job
 
-Change = tuple[tuple[str, ...], Callable[[Job], Job]]
-"""Settings as the command line takes them, and what they do to a job."""
+Change = tuple[tuple[str, ...], Mapping[str, Any]]
+"""Settings as the command line takes them, and the fields of a job that they change."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,14 @@ def advise(plan: Plan) -> list[Advice]:
 
     The first changes as little of the result as possible. Others change more and are faster.
     """
-    found: list[Advice] = []
+    advice: list[Advice] = []
     gathered: list[Change] = []
     for tier in [] if plan.fits else tiers(plan.job):
         gathered += tier
-        best = _single(plan, tier) or (None if found else _several(plan, gathered))
-        if best and (not found or best.plan.step < 0.8 * found[-1].plan.step):
-            found.append(best)
-    return found
+        best = _single(plan, tier) or (None if advice else _several(plan, gathered))
+        if best and (not advice or best.plan.step < 0.8 * advice[-1].plan.step):
+            advice.append(best)
+    return advice
 
 
 def _single(plan: Plan, tier: Sequence[Change]) -> Advice | None:
@@ -47,10 +48,10 @@ def _several(plan: Plan, changes: Sequence[Change]) -> Advice | None:
     """Changes added up in order until it fits; those that go with none before are left out."""
     chosen: list[Change] = []
     for change in changes:
-        found = _with(plan, [*chosen, change])
-        if _possible(found.plan.job):
+        changed = _with(plan, [*chosen, change]).plan
+        if _possible(changed.job):
             chosen.append(change)
-            if found.plan.fits:
+            if changed.fits:
                 return _least(plan, chosen)
     return None
 
@@ -58,11 +59,12 @@ def _several(plan: Plan, changes: Sequence[Change]) -> Advice | None:
 def _possible(job: Job) -> bool:
     """training/parallel.py: ranks that hold a model together have plain weights and moments."""
     alone = job.offload_optimizer and job.sharding == "fsdp2" and not job.offload_weights
-    return not (_sharded(job) and (job.eight_bit or job.quantization or alone))
+    sharded = job.world > 1 and job.sharding != "ddp"
+    return not (sharded and (job.eight_bit or job.quantization or alone))
 
 
 def _least(plan: Plan, changes: Sequence[Change]) -> Advice:
-    """Without the changes that it fits without, the dearest left out first."""
+    """Without the changes that it fits without, the largest change left out first."""
     needed = list(changes)
     for change in reversed(changes):
         without = [other for other in needed if other is not change]
@@ -73,8 +75,8 @@ def _least(plan: Plan, changes: Sequence[Change]) -> Advice:
 
 def _with(plan: Plan, changes: Sequence[Change]) -> Advice:
     job, settings = plan.job, {}
-    for words, change in changes:
-        job = change(job)
+    for words, fields in changes:
+        job = replace(job, **fields)
         settings |= {word.partition("=")[0]: word for word in words}
     return Advice(tuple(settings.values()), make_plan(plan.shape, job, plan.gpu))
 
@@ -83,52 +85,31 @@ def tiers(job: Job) -> Iterator[list[Change]]:
     """Changes of like consequence together, as far as the job does not have them already."""
     yield list(_same_result(job))
     if not (job.eight_bit or job.offload_optimizer):
-        yield [(("optimizer.kind=adamw_8bit",), lambda job: replace(job, eight_bit=True))]
+        yield [(("optimizer.kind=adamw_8bit",), {"eight_bit": True})]
+    reference = "adapter_off" if job.reference == "copy" else job.reference
+    adapted = {"rank": job.rank or 16, "reference": reference}
     if not job.rank:
-        yield [(("adapter=lora",), _adapted)]
+        yield [(("adapter=lora",), adapted)]
     if not job.quantization:
-        four = ("adapter=lora", "quantization=nf4")
-        yield [(four, lambda job: replace(_adapted(job), quantization="nf4"))]
+        yield [(("adapter=lora", "quantization=nf4"), {**adapted, "quantization": "nf4"})]
 
 
 def _same_result(job: Job) -> Iterator[Change]:
     if not job.checkpointing:
-        yield (("gradient_checkpointing=true",), lambda job: replace(job, checkpointing=True))
-    smallest, tokens = job.longest_row, job.tokens_per_microbatch
-    while tokens // 2 >= smallest:
+        yield ("gradient_checkpointing=true",), {"checkpointing": True}
+    tokens = job.tokens_per_microbatch
+    while tokens // 2 >= job.longest_row:
         tokens //= 2
-        words = (f"batch.tokens_per_microbatch={tokens}",)
-        yield words, lambda job, tokens=tokens: replace(job, tokens_per_microbatch=tokens)
-    if job.world > 1 and job.sharding not in ("fsdp2", "zero3"):
-        yield (("distributed.kind=fsdp2",), lambda job: replace(job, sharding="fsdp2"))
-    slots = min(job.max_batch, job.own_answers)
-    if slots >= 16:
-        few = slots // 4
-        words = (f"engine.max_batch={few}",)
-        yield words, lambda job: replace(job, max_batch=few)
+        yield (f"batch.tokens_per_microbatch={tokens}",), {"tokens_per_microbatch": tokens}
+    if job.world > 1 and job.sharding not in SHARDS_WEIGHTS:
+        yield ("distributed.kind=fsdp2",), {"sharding": "fsdp2"}
+    rows = min(job.max_batch, job.own_answers)
+    if rows >= 16:
+        yield (f"engine.max_batch={rows // 4}",), {"max_batch": rows // 4}
     if job.checkpointing != "offload":
-        offload: Change = (
-            ("gradient_checkpointing=offload",),
-            lambda job: replace(job, checkpointing="offload"),
-        )
-        yield offload
+        yield ("gradient_checkpointing=offload",), {"checkpointing": "offload"}
     if not job.offload_optimizer:
-        words = ("optimizer.offload=true",)
-        yield words, lambda job: replace(job, offload_optimizer=True)
+        yield ("optimizer.offload=true",), {"offload_optimizer": True}
     if job.world > 1 and not job.offload_optimizer:
-        split: Change = (
-            ("distributed.kind=fsdp2", "distributed.offload_parameters=true"),
-            lambda job: replace(
-                job, sharding="fsdp2", offload_optimizer=True, offload_weights=True
-            ),
-        )
-        yield split
-
-
-def _sharded(job: Job) -> bool:
-    return job.world > 1 and job.sharding != "ddp"
-
-
-def _adapted(job: Job) -> Job:
-    reference = "adapter_off" if job.reference == "copy" else job.reference
-    return replace(job, rank=job.rank or 16, reference=reference)
+        words = ("distributed.kind=fsdp2", "distributed.offload_parameters=true")
+        yield words, {"sharding": "fsdp2", "offload_optimizer": True, "offload_weights": True}

@@ -31,11 +31,6 @@ class Plan:
         return self.memory.peak / GIB
 
     @property
-    def tensors_gib(self) -> float:
-        """What torch.cuda.max_memory_allocated says."""
-        return self.memory.tensors / GIB
-
-    @property
     def step(self) -> float:
         """Seconds of the whole step; rewards are not planned."""
         return sum(self.seconds.values())

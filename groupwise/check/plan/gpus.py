@@ -6,7 +6,7 @@ machine, `network` to one of another, both a GPU's own share in one direction.
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from groupwise.errors import ConfigError
 
@@ -93,7 +93,7 @@ def this_cpu() -> Gpu:
 def gpu_like(name: str, memory: int) -> Gpu:
     """A GPU that is here: its own memory, with the figures of its name, or else of an A10."""
     try:
-        found = find_gpu(name)
+        known = find_gpu(name)
     except ConfigError:
-        found = GPUS["a10"]
-    return Gpu(name, memory, found.bandwidth, found.flops, found.link, found.network, found.is_cpu)
+        known = GPUS["a10"]
+    return replace(known, name=name, memory=memory)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from groupwise.config import Config
+from groupwise.config import Config, VllmEngineSettings
 
 SHARDS_WEIGHTS = ("fsdp2", "zero3")
 SHARDS_GRADIENTS = ("fsdp2", "zero2", "zero3")
@@ -45,6 +45,8 @@ class Job:
     offload_optimizer: bool = False
     offload_weights: bool = False
     reference: Literal["none", "copy", "adapter_off", "server"] = "none"
+    reference_moves: bool = False
+    """It follows the policy, and so needs it whole."""
     old_logprobs: bool = False
     """A pass for the log-probs before the first update."""
     engine: Literal["native", "transformers", "vllm", "elsewhere"] = "native"
@@ -60,6 +62,12 @@ class Job:
     def number(self) -> int:
         """Bytes of a weight or an activation."""
         return 4 if self.precision == "fp32" else 2
+
+    @property
+    def whole_copy(self) -> bool:
+        """Whether each GPU holds the policy whole (training/parallel.py), beside a shard or not."""
+        sharded = self.world > 1 and self.sharding in SHARDS_WEIGHTS
+        return not sharded or self.engine != "elsewhere" or self.rank > 0 or self.reference_moves
 
     @property
     def answers(self) -> int:
@@ -93,7 +101,7 @@ class Job:
         """Tokens of each micro-batch of an optimizer step, on one GPU; all but the last are full.
 
         Answers of one length are packed as batch.py packs them; answers of many lengths fill a
-        micro-batch to its brim.
+        micro-batch completely.
         """
         groups = max(1, math.ceil(self.own_prompts / self.minibatches))
         budget = self.tokens_per_microbatch
@@ -145,6 +153,8 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         if adapter is not None and reference == "copy":
             reference = "adapter_off"
     off_policy = batch.minibatches * batch.epochs > 1
+    here = config.place.kind == "here"
+    vllm = config.engine if here and isinstance(config.engine, VllmEngineSettings) else None
     return Job(
         prompts=batch.prompts,
         group_size=batch.group_size,
@@ -167,11 +177,12 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         or (world > 1 and (split.offload_optimizer or split.offload_parameters)),
         offload_weights=world > 1 and split.offload_parameters,
         reference=reference,
+        reference_moves=objective.needs_reference and config.reference.kind in ("copied", "mixed"),
         old_logprobs=off_policy or objective.kl_in_reward or objective.top_entropy < 1,
         engine=_engine(config),
         max_batch=config.engine.max_batch,
-        engine_share=config.engine.memory_share if _engine(config) == "vllm" else 0.0,
-        engine_sleeps=config.engine.sleep,
+        engine_share=vllm.memory_share if vllm else 0.0,
+        engine_sleeps=vllm is not None and vllm.sleep,
         sharding="none" if world == 1 else split.kind.replace("none", "ddp"),
         world=world,
     )
@@ -180,7 +191,7 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
 def _engine(config: Config) -> Literal["native", "transformers", "vllm", "elsewhere"]:
     """Samplers in processes of their own have memory of their own: they are not planned here."""
     kind = config.engine.kind
-    if config.workers.apart or config.engine.urls:
+    if config.place.kind != "here":
         return "elsewhere"
     if kind == "transformers":
         return "transformers"

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from groupwise.check.plan.gpus import GIB, Gpu
 from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
 from groupwise.check.plan.shapes import Shape
-from groupwise.objective.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
-from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PREFILL_TOKENS
+from groupwise.distributed.limits import ZERO_BUCKET
+from groupwise.policy.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
+from groupwise.policy.sizes import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, NF4_BYTES
+from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PAGE, PREFILL_TOKENS
 
 Parts = Mapping[str, float]
 
-NF4 = 0.516
-"""Bytes of a weight in 4 bits, with the doubly quantised scales of blocks of 64."""
 WORKSPACE, GRAPH_WORKSPACES = 0.15 * GIB, 0.3 * GIB
 """Of the matrix library on CUDA; a stream more for each batch size that graphs are captured for."""
-DEEPSPEED_BUCKET = 500_000_000
-"""Its default, in numbers; one of them is filled while the other is sent."""
 CONTEXT = 0.6 * GIB
 """CUDA itself, outside of torch's count."""
 SLACK = 0.07
@@ -45,7 +43,7 @@ class Memory:
 
     @property
     def tensors(self) -> float:
-        """What torch counts as allocated at the peak."""
+        """What torch.cuda.max_memory_allocated says."""
         return max(sum(self.sampling.values()), sum(self.update.values()))
 
     @property
@@ -97,7 +95,7 @@ def weights_bytes(shape: Shape, job: Job) -> float:
     """The policy, with its adapter. Embeddings, norms, biases and the head are never quantised."""
     matrices = shape.layers * shape.linear_layer
     rest = (shape.parameters - matrices) * job.number
-    each = {"nf4": NF4, "int8": 1.0}.get(job.quantization or "", job.number)
+    each = {"nf4": NF4_BYTES, "int8": 1.0}.get(job.quantization or "", job.number)
     scales = 4 * shape.layers * shape.rows if job.quantization == "int8" else 0
     adapter = trained(shape, job) * job.number if job.rank else 0
     return matrices * each + scales + rest + adapter
@@ -111,15 +109,18 @@ def trained(shape: Shape, job: Job) -> int:
 def held_bytes(shape: Shape, job: Job) -> Held:
     """training/optim.py: fp32 masters of half-precision weights, fp32 gradients, two moments.
 
-    Where weights are sharded, every GPU still has them whole in the policy's precision: it samples
-    from them. FSDP2's shards are fp32 and are the masters at once, DeepSpeed has masters besides.
+    Where weights are sharded and sampled from here, every GPU still has them whole in the policy's
+    precision; with engines elsewhere it has its shard alone. FSDP2's shards are fp32 and are the
+    masters at once, DeepSpeed has masters besides.
     """
     count, weights = trained(shape, job), weights_bytes(shape, job)
     split = job.world if job.sharding in SHARDS_OPTIMIZER else 1
     whole = job.sharding not in SHARDS_WEIGHTS or job.world == 1
-    masters = 4 * count if job.precision != "fp32" or job.offload_optimizer or not whole else 0
-    moments = (2 if job.eight_bit else 8) * count
-    gradients = 4 * count / (job.world if job.sharding in SHARDS_GRADIENTS else 1)
+    masters = (
+        MASTER_BYTES * count if job.precision != "fp32" or job.offload_optimizer or not whole else 0
+    )
+    moments = MOMENT_BYTES["adamw_8bit" if job.eight_bit else "adamw"] * count
+    gradients = GRADIENT_BYTES * count / (job.world if job.sharding in SHARDS_GRADIENTS else 1)
     shards = 0.0
     if not whole:
         frozen = weights - count * job.number
@@ -127,7 +128,7 @@ def held_bytes(shape: Shape, job: Job) -> Held:
     optimizer = (masters + moments) / split
     offloaded = optimizer + gradients if job.offload_optimizer else 0.0
     parts: dict[str, float] = {
-        "weights": weights,
+        "weights": weights if job.whole_copy else 0.0,
         "weight shards": 0.0 if job.offload_weights else shards,
         "masters": 0.0 if job.offload_optimizer else masters / split,
         "moments": 0.0 if job.offload_optimizer else moments / split,
@@ -146,27 +147,31 @@ def gathered_bytes(shape: Shape, job: Job) -> float:
 
 
 def bucket_bytes(count: int, job: Job) -> float:
-    """DeepSpeed sends gradients and weights in buckets; ours are small."""
+    """DeepSpeed fills a bucket while it sends another; our own buckets are small."""
     if not job.sharding.startswith("zero") or job.world == 1:
         return 0.0
-    return 2 * job.number * min(count, DEEPSPEED_BUCKET)
+    return 2 * job.number * min(count, ZERO_BUCKET)
 
 
 def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
-    """Keys and values of the answers that are sampled at once, in slots of one length."""
+    """Keys and values of the answers that are sampled at once, all of them at the length limit."""
     if job.engine in ("vllm", "elsewhere"):
         return 0.0
-    slot = slot_bytes(shape, job)
-    wanted = min(job.own_answers, job.max_batch)
+    token = 2 * shape.layers * shape.kv * job.number
+    rows = min(job.own_answers, job.max_batch)
+    if job.engine == "transformers":  # a prompt for each answer
+        return rows * (job.prompt_tokens + job.answer_tokens) * token
     context = 0.0 if gpu.is_cpu else CONTEXT
     share = CACHE_SHARE / 2 if gpu.is_cpu else CACHE_SHARE
-    affordable = int(share * max(gpu.memory - context - held, 0) / slot)
-    return slot * max(1, min(wanted, affordable))
+    affordable = share * max(gpu.memory - context - held, 0)
+    return min(held_tokens(job, rows, PAGE["cpu" if gpu.is_cpu else "cuda"]) * token, affordable)
 
 
-def slot_bytes(shape: Shape, job: Job) -> float:
-    places = job.prompt_tokens + job.answer_tokens + MULTI_STEP
-    return places * 2 * shape.layers * shape.kv * job.number
+def held_tokens(job: Job, rows: int, page: int) -> int:
+    """Tokens that the pages of running answers hold: a group's full prompt pages are there once."""
+    shared = job.prompt_tokens // page * page
+    own = job.prompt_tokens - shared + job.answer_tokens + MULTI_STEP
+    return math.ceil(rows / job.group_size) * shared + rows * math.ceil(own / page) * page
 
 
 def sampling_bytes(shape: Shape, job: Job) -> float:

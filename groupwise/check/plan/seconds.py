@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from groupwise.check.plan.gpus import Gpu
-from groupwise.check.plan.job import Job
+from groupwise.check.plan.job import SHARDS_OPTIMIZER, Job
 from groupwise.check.plan.memory import layer_kept, trained, weights_bytes
 from groupwise.check.plan.shapes import Shape
 
@@ -60,21 +60,21 @@ def seconds(shape: Shape, job: Job, gpu: Gpu) -> Seconds:
     away = job.engine == "elsewhere"
     pace = CPU if gpu.is_cpu else CUDA
     scored = scoring_seconds(shape, job, gpu, pace)
-    found = {
+    parts = {
         "sampling": 0.0 if away else sampling_seconds(shape, job, gpu, pace),
         "old log-probs": scored if job.old_logprobs else 0.0,
         "reference": scored if job.reference in ("copy", "adapter_off") else 0.0,
         "update": job.epochs * update_seconds(shape, job, gpu, pace),
         "optimizer": job.epochs * job.minibatches * optimizer_seconds(shape, job, gpu),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in parts.items() if value}
 
 
 def sampling_seconds(shape: Shape, job: Job, gpu: Gpu, pace: Pace) -> float:
     """Waves of at most max_batch answers; a wave lasts as long as its longest answer."""
     rows = min(job.own_answers, job.max_batch)
     tokens = job.own_answers * job.typical
-    # One wave decodes to the limit; later ones fill slots as they become free.
+    # One wave decodes to the limit; later ones start as rows become free.
     steps = max(job.answer_tokens, tokens / rows)
     weights = shape.parameters * job.number
     if job.quantization:
@@ -145,7 +145,7 @@ def update_seconds(shape: Shape, job: Job, gpu: Gpu, pace: Pace) -> float:
 
 
 def optimizer_seconds(shape: Shape, job: Job, gpu: Gpu) -> float:
-    shards = job.world if job.sharding in ("fsdp2", "zero1", "zero2", "zero3") else 1
+    shards = job.world if job.sharding in SHARDS_OPTIMIZER else 1
     count = trained(shape, job) / shards
     if job.offload_optimizer and not gpu.is_cpu:
         # The CPU steps at its own bandwidth; gradients and weights cross the bus.

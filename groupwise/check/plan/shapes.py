@@ -151,14 +151,14 @@ def read_config(source: str) -> Mapping[str, Any]:
             from huggingface_hub import hf_hub_download
 
             path = pathlib.Path(hf_hub_download(source, "config.json"))
-        found = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(
             f"cannot read the config.json of {source!r}: {reason}\n"
             f"name a folder, or a shape such as {PREFIX}8b"
         ) from error
-    return found.get("text_config") or found
+    return config.get("text_config") or config
 
 
 def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:

@@ -76,14 +76,14 @@ def memory_table(plan: Plan) -> str:
 
 
 def remedies(plan: Plan) -> list[str]:
-    found = advise(plan)
-    if not found:
+    advice = advise(plan)
+    if not advice:
         more = 2 * plan.job.world
         return [
             f"nothing of ours makes it fit on {plan.gpu.name}: more GPUs (--gpus {more}), larger "
             "ones, shorter answers, or a smaller model"
         ]
-    return [_remedy(advice, plan) for advice in found]
+    return [_remedy(one, plan) for one in advice]
 
 
 def _remedy(advice: Advice, plan: Plan) -> str:
@@ -104,7 +104,7 @@ def weights(count: int) -> str:
 
 def duration(seconds: float) -> str:
     if seconds >= 100:
-        return f"{seconds / 60:.0f} min"
+        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 

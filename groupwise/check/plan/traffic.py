@@ -13,9 +13,8 @@ from groupwise.check.plan.gpus import GPUS_A_MACHINE, Gpu
 from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
 from groupwise.check.plan.memory import trained
 from groupwise.check.plan.shapes import Shape
+from groupwise.policy.sizes import GRADIENT_BYTES, MASTER_BYTES
 
-GRADIENT_BYTES = 4
-"""Gradients are summed over GPUs in fp32, by every kind."""
 ROLLOUT_BYTES = 32
 """A sampled token as JSON: its id, and its log-prob in full."""
 COLLECTIVES = 0.8
@@ -66,7 +65,7 @@ def traffic(shape: Shape, job: Job) -> Traffic:
         parts["weights gathered"] = weights * (2 * passes + scored)
         parts["gradients scattered"] = gradient * passes
         # FSDP2's shards are fp32, and are gathered as they are for the whole copy.
-        parts["whole copy"] = count * (4 if job.sharding == "fsdp2" else job.number)
+        parts["whole copy"] = count * (MASTER_BYTES if job.sharding == "fsdp2" else job.number)
     elif job.sharding in SHARDS_OPTIMIZER:
         often = passes if job.sharding in SHARDS_GRADIENTS else steps
         parts["gradients scattered"] = gradient * often

@@ -1,15 +1,8 @@
 """Advantage estimators: one file each. A new file with a derived class is all it takes."""
 
-from typing import TYPE_CHECKING
-
+from groupwise.choice import classes_in
 from groupwise.objective.advantages.base import AdvantageEstimator, GroupRewards
-from groupwise.objective.choice import known, one_of
 
-ADVANTAGES = known(AdvantageEstimator, __name__)
+ADVANTAGES = classes_in(__name__, AdvantageEstimator)
 
-if TYPE_CHECKING:
-    AnyAdvantage = AdvantageEstimator
-else:
-    AnyAdvantage = one_of(AdvantageEstimator, "advantage", ADVANTAGES)
-
-__all__ = ["ADVANTAGES", "AdvantageEstimator", "AnyAdvantage", "GroupRewards"]
+__all__ = ["ADVANTAGES", "AdvantageEstimator", "GroupRewards"]

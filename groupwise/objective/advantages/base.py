@@ -8,19 +8,21 @@
 
 A missing reward (None, here NaN) is left out of every mean and deviation, and its answer gets 0. So
 does an answer without any other to compare with, and exactly 0 goes to groups whose rewards are all
-equal. Methods call tensors' own methods, so that reading a recipe does not import torch.
+equal.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from groupwise.choice import Choice
 from groupwise.extensions import extension
-from groupwise.objective.choice import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor
+else:
+    Tensor = Any  # reading a recipe does not import torch: estimators call tensors' own methods
 
 EPSILON = 1e-4
 """Added to deviations, so that tiny ones do not explode."""
@@ -28,18 +30,15 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class GroupRewards:
-    """The rewards of the N groups of a step, of up to G answers each. NaN: no such reward.
+    """The rewards of the N groups of a whole step, of up to G answers each. NaN: no such reward."""
 
-    A step is given whole, because some estimators look at the whole batch.
-    """
-
-    total_NG: "Tensor"
+    total_NG: Tensor
     """Weighted sums, less what `kl_in: reward` takes off."""
-    scores_NG: "Mapping[str, Tensor]"
+    scores_NG: Mapping[str, Tensor]
     """What each reward gave."""
     weights: Mapping[str, float]
     """The rewards' weights; those of weight 0 are metrics."""
-    penalty_NG: "Tensor | float" = 0.0
+    penalty_NG: Tensor | float = 0.0
     """What `kl_in: reward` takes off, already in the total."""
 
 
@@ -47,7 +46,7 @@ class GroupRewards:
 class AdvantageEstimator(Choice):
     """One number for every answer, from the rewards of its group."""
 
-    def estimate(self, rewards: GroupRewards) -> "Tensor":
+    def estimate(self, rewards: GroupRewards) -> Tensor:
         """(N, G), 0 where the total is NaN."""
         raise TypeError(f"{type(self).__name__} must define estimate(self, rewards)")
 
@@ -56,20 +55,23 @@ class AdvantageEstimator(Choice):
         return self.kind
 
 
-def centered(rewards_NG: "Tensor") -> "Tensor":
+def centered(rewards_NG: Tensor) -> Tensor:
     """Rewards minus their row's mean; 0 where unknown."""
-    known_NG = ~rewards_NG.isnan()
+    unknown_NG = rewards_NG.isnan()
     # Measured from the row's least, equal rewards come out as 0 exactly, not as rounding noise that
     # a division by a deviation of nearly 0 would blow up.
-    least_N1 = rewards_NG.masked_fill(~known_NG, math.inf).amin(1, keepdim=True)
-    from_least_NG = (rewards_NG - least_N1).masked_fill(~known_NG, 0.0)
-    mean_N1 = from_least_NG.sum(1, keepdim=True) / known_NG.sum(1, keepdim=True).clamp(min=1)
-    return (from_least_NG - mean_N1).masked_fill(~known_NG, 0.0)
+    least_N1 = rewards_NG.masked_fill(unknown_NG, math.inf).amin(1, keepdim=True)
+    from_least_NG = rewards_NG - least_N1
+    return (from_least_NG - from_least_NG.nanmean(1, keepdim=True)).masked_fill(unknown_NG, 0.0)
 
 
-def deviation(rewards_NG: "Tensor") -> "Tensor":
-    """The sample standard deviation (n - 1) of each row's known rewards, (N, 1); 0 for fewer than
-    two."""
+def deviation(rewards_NG: Tensor) -> Tensor:
+    """The sample standard deviation (n - 1) of each row's known rewards, (N, 1); 0 for n < 2."""
     freedom_N1 = (~rewards_NG.isnan()).sum(1, keepdim=True) - 1
     squares_N1 = centered(rewards_NG).square().sum(1, keepdim=True)
     return (squares_N1 / freedom_N1.clamp(min=1)).sqrt()
+
+
+def standardized(rewards_NG: Tensor) -> Tensor:
+    """Z-scores within each row; 0 where unknown."""
+    return centered(rewards_NG) / (deviation(rewards_NG) + EPSILON)

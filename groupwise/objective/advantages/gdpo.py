@@ -1,19 +1,13 @@
 """GDPO's advantages: every reward on the same scale before they are summed."""
 
 import math
-from typing import TYPE_CHECKING
 
 from groupwise.objective.advantages.base import (
-    EPSILON,
     AdvantageEstimator,
     GroupRewards,
-    centered,
-    deviation,
+    Tensor,
+    standardized,
 )
-from groupwise.objective.advantages.group import group_advantages
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Gdpo(AdvantageEstimator):
@@ -25,17 +19,15 @@ class Gdpo(AdvantageEstimator):
 
     kind: str = "gdpo"
 
-    def estimate(self, rewards: GroupRewards) -> "Tensor":
-        used = {name: weight for name, weight in rewards.weights.items() if weight != 0}
+    def estimate(self, rewards: GroupRewards) -> Tensor:
         total_NG = rewards.total_NG.new_zeros(rewards.total_NG.shape) - rewards.penalty_NG
         scored_NG = total_NG.isnan()
-        for name, weight in used.items():
-            score_NG = rewards.scores_NG[name]
-            total_NG = total_NG + weight * group_advantages(score_NG)
-            scored_NG = scored_NG | ~score_NG.isnan()
+        for name, weight in rewards.weights.items():
+            if weight != 0:
+                total_NG = total_NG + weight * standardized(rewards.scores_NG[name])
+                scored_NG = scored_NG | ~rewards.scores_NG[name].isnan()
         total_1K = total_NG.masked_fill(~scored_NG, math.nan).reshape(1, -1)
-        whitened_1K = centered(total_1K) / (deviation(total_1K) + EPSILON)
-        return whitened_1K.view_as(total_NG)
+        return standardized(total_1K).view_as(total_NG)
 
     def formula(self) -> str:
         return "each reward's z-score within the group, summed by weight, whitened over the batch"

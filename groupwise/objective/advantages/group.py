@@ -1,17 +1,15 @@
 """GRPO's advantages, and RLOO's: reward minus a baseline, over a standard deviation."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from groupwise.objective.advantages.base import (
     EPSILON,
     AdvantageEstimator,
     GroupRewards,
+    Tensor,
     centered,
     deviation,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class GroupAdvantage(AdvantageEstimator):
@@ -23,31 +21,26 @@ class GroupAdvantage(AdvantageEstimator):
     scale: Literal["group", "batch", "none"] = "group"
     """Which standard deviation advantages are divided by."""
 
-    def estimate(self, rewards: GroupRewards) -> "Tensor":
-        return group_advantages(rewards.total_NG, self.baseline, self.scale)
+    def estimate(self, rewards: GroupRewards) -> Tensor:
+        rewards_NG = rewards.total_NG
+        above_NG = centered(rewards_NG)
+        if self.baseline == "leave_one_out":
+            count_N1 = (~rewards_NG.isnan()).sum(1, keepdim=True)
+            # r - mean of the n - 1 others = n / (n - 1) (r - mean of all n)
+            above_NG = above_NG * count_N1 / (count_N1 - 1).clamp(min=1)
+        return above_NG / divisor(rewards_NG, self.scale)
 
     def formula(self) -> str:
         baseline = {"mean": "mean", "leave_one_out": "mean of the others"}[self.baseline]
-        return {
-            "group": f"(reward − {baseline}) / (std + {EPSILON:g})",
-            "batch": f"(reward − {baseline}) / (std of the whole batch + {EPSILON:g})",
-            "none": f"reward − {baseline}",
-        }[self.scale]
+        if self.scale == "none":
+            return f"reward − {baseline}"
+        std = {"group": "std", "batch": "std of the whole batch"}[self.scale]
+        return f"(reward − {baseline}) / ({std} + {EPSILON:g})"
 
 
-def group_advantages(
-    rewards_NG: "Tensor",
-    baseline: Literal["mean", "leave_one_out"] = "mean",
-    scale: Literal["group", "batch", "none"] = "group",
-) -> "Tensor":
-    """For N groups of up to G answers. NaN: no such answer."""
-    above_NG = centered(rewards_NG)
-    if baseline == "leave_one_out":
-        count_N1 = (~rewards_NG.isnan()).sum(1, keepdim=True)
-        # r - mean of the n - 1 others = n / (n - 1) (r - mean of all n)
-        above_NG = above_NG * count_N1 / (count_N1 - 1).clamp(min=1)
-    if scale == "group":
-        above_NG = above_NG / (deviation(rewards_NG) + EPSILON)
-    elif scale == "batch":
-        above_NG = above_NG / (deviation(rewards_NG.reshape(1, -1)) + EPSILON)
-    return above_NG
+def divisor(rewards_NG: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor | float:
+    """What a difference of rewards is divided by to become one of advantages."""
+    if scale == "none":
+        return 1.0
+    compared = rewards_NG if scale == "group" else rewards_NG.reshape(1, -1)
+    return deviation(compared) + EPSILON

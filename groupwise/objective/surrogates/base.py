@@ -12,33 +12,32 @@
             return f"−{self.strength:g}·r·A"
 
 With r the ratio and A the advantage, summed over an answer's tokens all of ours have the gradient
--A grad log pi(answer) at r = 1; they differ in what they do as r moves away from it. Methods call
-tensors' own methods, so that reading a recipe does not import torch.
+-A grad log pi(answer) at r = 1; they differ in what they do as r moves away from it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from groupwise.choice import Choice
 from groupwise.extensions import extension
-from groupwise.objective.choice import Choice
 
 if TYPE_CHECKING:
     from torch import Tensor
+else:
+    Tensor = Any  # reading a recipe does not import torch: surrogates call tensors' own methods
 
 
 @dataclass(frozen=True)
 class Terms:
     """What a surrogate may use. A shape without letters is (B, T), or (B, 1): one per answer."""
 
-    logprobs_BT: "Tensor"
-    log_ratio_BT: "Tensor"
-    ratio: "Tensor"
-    advantages: "Tensor"
-    mask_BT: "Tensor"
-    rho: "Tensor | None" = None
-    """The sampler mismatch. For a surrogate that does not correct for it, the loss is multiplied
-    by it afterwards."""
+    logprobs_BT: Tensor
+    log_ratio_BT: Tensor
+    ratio: Tensor
+    advantages: Tensor
+    mask_BT: Tensor
+    rho: Tensor | None = None
+    """The sampler mismatch. Unless a surrogate corrects for it, it weighs the loss afterwards."""
 
 
 @extension("surrogate")
@@ -49,12 +48,8 @@ class Surrogate(Choice):
     """Why `ratio: sequence` makes no sense with it, if it makes none: what it uses instead."""
     corrects_mismatch: ClassVar[bool] = False
     """Whether `loss` takes `rho` into account itself."""
-    trl_fields: ClassVar[Mapping[str, str]] = {}
-    """Its fields by their names in TRL's GRPOConfig."""
-    trl_loss_types: ClassVar[Mapping[str, str]] = {}
-    """The aggregations that TRL has with it, as its `loss_type`."""
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         """Of every token, (B, T), or of every answer, (B, 1), before any mask or mean."""
         raise TypeError(f"{type(self).__name__} must define loss(self, x)")
 

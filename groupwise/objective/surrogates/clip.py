@@ -1,31 +1,12 @@
 """PPO's and GRPO's clipped surrogate."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
-
 from pydantic import Field
 
-from groupwise.objective.surrogates.base import Surrogate, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupwise.objective.surrogates.base import Surrogate, Tensor, Terms
 
 
 class Clip(Surrogate):
     """-min(r A, clip(r, 1 - low, 1 + high) A). Outside of the edges, no further push."""
-
-    trl_fields: ClassVar[Mapping[str, str]] = {
-        "clip_low": "epsilon",
-        "clip_high": "epsilon_high",
-        "clip_max": "delta",
-    }
-    trl_loss_types: ClassVar[Mapping[str, str]] = {
-        "sequence_mean": "grpo",
-        "token_mean": "dapo",
-        "fixed_length": "dr_grpo",
-        "sequence_sum": "luspo",
-        "microbatch_token_mean": "bnpo",
-    }
 
     kind: str = "clip"
     clip_low: float = Field(default=0.2, ge=0)
@@ -36,7 +17,7 @@ class Clip(Surrogate):
     """Two-sided clipping (delta): an upper bound on the ratio where the advantage is negative,
     which the minimum leaves unbounded."""
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         ratio = x.ratio if self.clip_max is None else x.ratio.clamp(max=self.clip_max)
         clipped = x.ratio.clamp(*self.clip_edges())
         return -(ratio * x.advantages).minimum(clipped * x.advantages)

@@ -1,14 +1,11 @@
 """GMPO's surrogate: the geometric mean of clipped token ratios."""
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from groupwise.objective.surrogates.base import Surrogate, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupwise.objective.surrogates.base import Surrogate, Tensor, Terms
 
 
 class Gmpo(Surrogate):
@@ -23,7 +20,7 @@ class Gmpo(Surrogate):
     gmpo_clip: float = Field(default=0.4, gt=0)
     """GMPO's clip range, in log space."""
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         sign = x.advantages.sign()
         bounded_BT = sign * (sign * x.log_ratio_BT).clamp(max=self.gmpo_clip)
         count_B1 = x.mask_BT.sum(-1, keepdim=True).clamp(min=1)

@@ -1,11 +1,8 @@
 """The policy gradient itself."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from groupwise.objective.surrogates.base import Surrogate, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupwise.objective.surrogates.base import Surrogate, Tensor, Terms
 
 
 class Reinforce(Surrogate):
@@ -15,7 +12,7 @@ class Reinforce(Surrogate):
 
     kind: str = "reinforce"
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         return -x.advantages * x.logprobs_BT
 
     def formula(self) -> str:

@@ -1,24 +1,12 @@
 """SAPO's surrogate: a soft gate in place of a clip."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
-
 from pydantic import Field
 
-from groupwise.objective.surrogates.base import Surrogate, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupwise.objective.surrogates.base import Surrogate, Tensor, Terms
 
 
 class Sapo(Surrogate):
     """-(4 / tau) sigmoid(tau (r - 1)) A: steeper where A is negative."""
-
-    trl_fields: ClassVar[Mapping[str, str]] = {
-        "sapo_tau_positive": "sapo_temperature_pos",
-        "sapo_tau_negative": "sapo_temperature_neg",
-    }
-    trl_loss_types: ClassVar[Mapping[str, str]] = {"sequence_mean": "sapo"}
 
     kind: str = "sapo"
     sapo_tau_positive: float = Field(default=1.0, gt=0)
@@ -26,7 +14,7 @@ class Sapo(Surrogate):
     sapo_tau_negative: float = Field(default=1.05, gt=0)
     """SAPO's gate temperature elsewhere."""
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         tau = x.ratio.new_full(x.advantages.shape, self.sapo_tau_negative)
         tau = tau.masked_fill(x.advantages > 0, self.sapo_tau_positive)
         return -(4 / tau) * (tau * (x.ratio - 1)).sigmoid() * x.advantages

@@ -1,13 +1,9 @@
 """VESPO's surrogate: the weight of a whole answer, damped smoothly."""
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from groupwise.objective.surrogates.base import Surrogate, Terms
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from groupwise.objective.surrogates.base import Surrogate, Tensor, Terms
 
 LOG_WEIGHT_MIN, LOG_WEIGHT_MAX = math.log(1e-8), 20.0
 
@@ -21,13 +17,6 @@ class Vespo(Surrogate):
 
     own_ratio: ClassVar[str] = "its own sequence weight"
     corrects_mismatch: ClassVar[bool] = True
-    trl_fields: ClassVar[Mapping[str, str]] = {
-        "vespo_k_positive": "vespo_k_pos",
-        "vespo_lambda_positive": "vespo_lambda_pos",
-        "vespo_k_negative": "vespo_k_neg",
-        "vespo_lambda_negative": "vespo_lambda_neg",
-    }
-    trl_loss_types: ClassVar[Mapping[str, str]] = {"token_mean": "vespo"}
 
     kind: str = "vespo"
     vespo_k_positive: float = 2.0
@@ -39,7 +28,7 @@ class Vespo(Surrogate):
     vespo_lambda_negative: float = 2.0
     """VESPO's lambda where the advantage is negative."""
 
-    def loss(self, x: Terms) -> "Tensor":
+    def loss(self, x: Terms) -> Tensor:
         log_w_B1 = (x.log_ratio_BT.detach() * x.mask_BT).sum(-1, keepdim=True)
         if x.rho is not None:
             log_rho = x.rho.log().clamp(LOG_WEIGHT_MIN, LOG_WEIGHT_MAX)
@@ -51,7 +40,7 @@ class Vespo(Surrogate):
         return -phi * x.advantages * x.logprobs_BT
 
     @staticmethod
-    def _by_sign(x: Terms, positive: float, negative: float) -> "Tensor":
+    def _by_sign(x: Terms, positive: float, negative: float) -> Tensor:
         # torch.where on two Python numbers would round them to float32 whatever the inputs are.
         chosen = x.log_ratio_BT.new_full(x.advantages.shape, negative)
         return chosen.masked_fill(x.advantages >= 0, positive)

@@ -90,7 +90,7 @@ def readable_paths() -> list[str]:
 
 
 async def _ready(process: asyncio.subprocess.Process) -> None:
-    """A program's time begins when its sandbox stands, however busy the machine is."""
+    """A program's time limit begins when its sandbox is ready, however busy the machine is."""
     assert process.stderr
     said = b""
     try:

@@ -1,4 +1,4 @@
-"""How this machine can isolate a program: found out once, by trying to get out. Or a refusal.
+"""How this machine can isolate a program, decided once by a trial that attempts to break out.
 
 A way counts only if a program that tries what is forbidden is refused all of it and can still
 compute. The filter on system calls is part of every way; what differs is who hides the files and

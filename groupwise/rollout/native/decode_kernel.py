@@ -1,10 +1,13 @@
-"""Decode attention over the KV cache as one Triton kernel: store new keys and values, attend.
+"""Decode attention over KV pages as one Triton kernel: store new keys and values, attend, merge.
 
 FlashAttention's tiles hold 64 or 128 queries; a decode step has as many as query heads share a key
 head, often less than 8. This kernel's tiles hold 16, and it writes the cache itself, so a layer
-needs one launch. Triton comes with torch on CUDA; elsewhere `kv_cache.py` does the same in torch.
+needs one launch. A row's past is split between programs, so that few rows fill a GPU too; the
+program that comes last merges their parts, always in the same order. Triton comes with torch on
+CUDA; elsewhere `kv_cache.py` does the same in torch.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,20 +15,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_N = 64
-"""Positions of a slot that are attended to together."""
+TILE_BYTES = 16_384
+"""Of a tile's keys, and again of its values; a tile has at most 64 positions of the past."""
+PROGRAM_BYTES = 65_536
+"""The past is split until a multiprocessor's programs have tiles of so many bytes in all."""
+MIN_SPLIT = 256
+"""Tokens of the past that are worth a program of their own."""
+MAX_SPLITS = 64
+MERGED_TOGETHER: tl.constexpr = tl.constexpr(4)
+"""Parts that the merge loads at once."""
+
+
+@triton.jit
+def _scores(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Attention scores in units of log 2: their softmax is taken with exp2, the faster one."""
+    scores = products * scale
+    if HAS_SOFTCAP:
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+    return scores * 1.4426950408889634
 
 
 @triton.jit
 def _decode_attention(
-    q_ptr, k_ptr, v_ptr, keys_ptr, values_ptr, kv_lens_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, keys_ptr, values_ptr, page_table_ptr, kv_lens_ptr, out_ptr,
+    parts_ptr, stats_ptr, arrived_ptr,
     scale, softcap, window,
-    q_row, q_head, k_row, k_head, v_row, v_head, slot_stride, position_stride, head_stride,
-    QUERIES_PER_KV: tl.constexpr, HEAD_SIZE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    q_row, q_head, k_row, k_head, v_row, v_head, table_row, table_width,
+    QUERIES_PER_KV: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
     kv_len = tl.load(kv_lens_ptr + row).to(tl.int32)
     m, d = tl.arange(0, M), tl.arange(0, D)
     d_mask = d < HEAD_SIZE
@@ -34,42 +55,109 @@ def _decode_attention(
     q = tl.load(q_ptr + row * q_row + heads[:, None] * q_head + d[None, :], mask=q_mask, other=0.0)
     k_new = tl.load(k_ptr + row * k_row + head * k_head + d, mask=d_mask, other=0.0)
     v_new = tl.load(v_ptr + row * v_row + head * v_head + d, mask=d_mask, other=0.0)
-    slot = row * slot_stride + head * head_stride
-    new_position = slot + kv_len.to(tl.int64) * position_stride
-    tl.store(keys_ptr + new_position + d, k_new, mask=d_mask)
-    tl.store(values_ptr + new_position + d, v_new, mask=d_mask)
+    table_ptr = page_table_ptr + row * table_row
+    in_page = head * PAGE * HEAD_SIZE
 
-    # Online softmax: the new token sees itself; then, block by block, what its slot held before.
-    row_max = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scale
-    if HAS_SOFTCAP:
-        row_max = softcap * (2 * tl.sigmoid(2 * row_max / softcap) - 1)
-    row_sum = tl.full([M], 1.0, tl.float32)
-    acc = tl.zeros([M, D], tl.float32) + v_new.to(tl.float32)[None, :]
-    start = 0
+    # Split s has the tiles s, s + used_splits, and so on: where it begins needs no length, so the
+    # first pages are looked up while the length is on its way.
+    tile = split
     if HAS_WINDOW:
-        start = tl.maximum(kv_len - window + 1, 0) // N * N
-    for first in range(start, kv_len, N):
-        n = first + tl.arange(0, N)
+        tile += tl.maximum(kv_len - window + 1, 0) // N
+    pages = _pages(table_ptr, tile, table_width, PAGE, N)
+    last_tile = tl.cdiv(kv_len, N)
+    if HAS_WINDOW:
+        last_tile = tl.where(window > 1, last_tile, 0)  # of 1: the new token alone
+    tiles = last_tile - tile + split
+    used_splits = tl.minimum(tl.maximum(tl.cdiv(tiles, MIN_TILES), 1), splits)
+    if split >= used_splits:
+        return
+
+    # Online softmax over this split's tiles.
+    row_max = tl.full([M], float("-inf"), tl.float32)
+    weight_sums = tl.zeros([M, N], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for tile in range(tile, last_tile, used_splits):  # noqa: B020
+        n = tile * N + tl.arange(0, N)
         visible = n < kv_len
         if HAS_WINDOW:
             visible = visible & (kv_len - n < window)
-        positions = slot + n.to(tl.int64) * position_stride
-        k_mask = visible[None, :] & d_mask[:, None]
-        v_mask = visible[:, None] & d_mask[None, :]
-        k = tl.load(keys_ptr + positions[None, :] + d[:, None], mask=k_mask, other=0.0)
-        v = tl.load(values_ptr + positions[:, None] + d[None, :], mask=v_mask, other=0.0)
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+        positions = pages + in_page + n % PAGE * HEAD_SIZE
+        pages = _pages(table_ptr, tile + used_splits, table_width, PAGE, N)
+        mask = visible[:, None] & d_mask[None, :]
+        k = tl.load(keys_ptr + positions[:, None] + d[None, :], mask=mask, other=0.0)
+        v = tl.load(values_ptr + positions[:, None] + d[None, :], mask=mask, other=0.0)
+        products = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        scores = _scores(products, scale, softcap, HAS_SOFTCAP)
         scores = tl.where(visible[None, :], scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
-        weights = tl.exp(scores - new_max[:, None])
-        rescale = tl.exp(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        weights = tl.exp2(scores - new_max[:, None])
+        rescale = tl.exp2(row_max - new_max)[:, None]
+        weight_sums = weight_sums * rescale + weights
+        acc = acc * rescale + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         row_max = new_max
-    out = out_ptr + (row * tl.num_programs(1) * QUERIES_PER_KV + heads[:, None]) * HEAD_SIZE
-    tl.store(out + d[None, :], acc / row_sum[:, None], mask=q_mask)
+    row_sum = tl.sum(weight_sums, 1)
+    if split == 0:  # the new token, which sees itself; last, so that no load of the past waits
+        new_position = tl.load(table_ptr + kv_len // PAGE) + in_page + kv_len % PAGE * HEAD_SIZE
+        tl.store(keys_ptr + new_position + d, k_new, mask=d_mask)
+        tl.store(values_ptr + new_position + d, v_new, mask=d_mask)
+        products = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1)
+        scores = _scores(products, scale, softcap, HAS_SOFTCAP)
+        new_max = tl.maximum(row_max, scores)
+        weights, rescale = tl.exp2(scores - new_max), tl.exp2(row_max - new_max)
+        row_sum = row_sum * rescale + weights
+        acc = acc * rescale[:, None] + weights[:, None] * v_new.to(tl.float32)[None, :]
+        row_max = new_max
+
+    out = out_ptr + (row * kv_heads * QUERIES_PER_KV + heads[:, None]) * HEAD_SIZE + d[None, :]
+    if used_splits == 1:
+        tl.store(out, acc / row_sum[:, None], mask=q_mask)
+        return
+    pair = row * kv_heads + head
+    stats = stats_ptr + pair * splits * 2 * M + m
+    parts = parts_ptr + pair * splits * M * D + m[:, None] * D + d[None, :]
+    tl.store(stats + split * 2 * M, row_max)
+    tl.store(stats + split * 2 * M + M, row_sum)
+    tl.store(parts + split * M * D, acc, mask=q_mask)
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    if tl.atomic_add(arrived_ptr + pair, 1, sem="acq_rel") == used_splits - 1:
+        _merge(out, parts, stats, used_splits, q_mask, M, D)
+        tl.store(arrived_ptr + pair, 0)
+
+
+@triton.jit
+def _pages(table_ptr, tile, table_width, PAGE: tl.constexpr, N: tl.constexpr):
+    """Where the pages of a tile's tokens start. A tile ahead, since loads wait for these."""
+    if N <= PAGE:  # noqa: SIM108
+        page = tile * N // PAGE
+    else:
+        page = (tile * N + tl.arange(0, N)) // PAGE
+    return tl.multiple_of(tl.load(table_ptr + page, mask=page < table_width, other=0), 16)
+
+
+@triton.jit
+def _merge(out, parts, stats, used_splits, q_mask, M: tl.constexpr, D: tl.constexpr):
+    """Add up what the splits found, first to last. Other programs' parts are in L2, not in L1."""
+    row_max = tl.full([M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for first in range(0, used_splits, MERGED_TOGETHER):
+        for n in tl.static_range(MERGED_TOGETHER):
+            split = first + n
+            inside = split < used_splits
+            seen = inside & q_mask
+            part_max = tl.load(
+                stats + split * 2 * M, mask=inside, other=float("-inf"), cache_modifier=".cg"
+            )
+            part_sum = tl.load(
+                stats + split * 2 * M + M, mask=inside, other=0.0, cache_modifier=".cg"
+            )
+            part = tl.load(parts + split * M * D, mask=seen, other=0.0, cache_modifier=".cg")
+            new_max = tl.maximum(row_max, part_max)
+            rescale, weight = tl.exp2(row_max - new_max), tl.exp2(part_max - new_max)
+            row_sum = row_sum * rescale + part_sum * weight
+            acc = acc * rescale[:, None] + part * weight[:, None]
+            row_max = new_max
+    tl.store(out, acc / row_sum[:, None], mask=q_mask)
 
 
 @torch.library.custom_op("groupwise::decode_attention", mutates_args=("keys", "values"))
@@ -79,6 +167,7 @@ def decode_attention(
     v: Tensor,
     keys: Tensor,
     values: Tensor,
+    page_table: Tensor,
     kv_lens: Tensor,
     scale: float,
     window: int,
@@ -86,23 +175,51 @@ def decode_attention(
 ) -> Tensor:
     """(n, H, 1, D) queries, (n, K, 1, D) new keys and values to (n, 1, H, D).
 
-    `keys` and `values` are a layer's (slots, length, K, D); row i is slot i, which holds
-    `kv_lens[i]` tokens. A window or soft cap of 0 is none.
+    `keys` and `values` are a layer's (pages, K, page size, D). Row i has `kv_lens[i]` tokens in the
+    pages that start `page_table[i]` elements after those tensors' first one: a multiple of 16, and
+    not necessarily inside of them. A window or soft cap of 0 is none.
     """
+    longest, head_bytes = page_table.shape[1] * keys.shape[2], q.shape[3] * q.element_size()
+    splits = split_count(q.shape[0] * k.shape[1], longest, head_bytes, q.device)
+    return launch(q, k, v, keys, values, page_table, kv_lens, scale, window, softcap, splits)
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    kv_lens: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    splits: int,
+    min_split: int = MIN_SPLIT,
+) -> Tensor:
+    """`decode_attention` with the past split into at most `splits` parts."""
     rows, heads, _, size = q.shape
-    kv_heads = k.shape[1]
-    assert keys.stride() == values.stride() and keys.stride(-1) == 1
+    kv_heads, page = keys.shape[1:3]
+    assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape
+    assert page_table.stride(1) == 1 and kv_lens.is_contiguous()
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out = torch.empty(rows, 1, heads, size, dtype=q.dtype, device=q.device)
+    m, d = max(16, triton.next_power_of_2(heads // kv_heads)), max(16, triton.next_power_of_2(size))
+    tile = tile_size(size * q.element_size())
+    count = rows * kv_heads * splits if splits > 1 else 0
+    parts = torch.empty(count * m * d, dtype=torch.float32, device=q.device)
+    stats = torch.empty(count * 2 * m, dtype=torch.float32, device=q.device)
+    arrived = _arrived(q.device)
+    assert splits == 1 or rows * kv_heads <= len(arrived)
     kernel: Any = _decode_attention  # called as kernel[grid](...), which its type does not know
-    kernel[rows, kv_heads](
-        q, k, v, keys, values, kv_lens, out,
+    kernel[rows, kv_heads, splits](
+        q, k, v, keys, values, page_table, kv_lens, out, parts, stats, arrived,
         scale, softcap, window,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        keys.stride(0), keys.stride(1), keys.stride(2),
-        QUERIES_PER_KV=heads // kv_heads, HEAD_SIZE=size,
-        M=max(16, triton.next_power_of_2(heads // kv_heads)),
-        N=BLOCK_N, D=max(16, triton.next_power_of_2(size)),
+        page_table.stride(0), page_table.shape[1],
+        QUERIES_PER_KV=heads // kv_heads, HEAD_SIZE=size, PAGE=page,
+        M=m, N=tile, D=d, MIN_TILES=max(min_split // tile, 1),
         HAS_WINDOW=window > 0, HAS_SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4, num_stages=3,
@@ -114,3 +231,33 @@ def decode_attention(
 def _(q: Tensor, *_: Any) -> Tensor:
     rows, heads, size = q.shape[0], q.shape[1], q.shape[3]
     return q.new_empty(rows, 1, heads, size)
+
+
+def tile_size(head_bytes: int) -> int:
+    """Positions of the past that are attended to together."""
+    return max(16, min(64, TILE_BYTES // triton.next_power_of_2(head_bytes)))
+
+
+def split_count(pairs: int, longest: int, head_bytes: int, device: torch.device) -> int:
+    """Into how many parts to split pasts of up to `longest` tokens: the same for every row.
+
+    There is a program for each pair of row and key head, and each split of its past. All of them
+    run at once: a few more than there is room for would take as long as twice as many.
+    """
+    per_sm = PROGRAM_BYTES // (2 * tile_size(head_bytes) * head_bytes)
+    at_once = max(per_sm, 1) * _multiprocessors(device)
+    return max(1, min(at_once // pairs, -(-longest // MIN_SPLIT), MAX_SPLITS))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _arrived(device: torch.device) -> Tensor:
+    """For each row and key head, how many of its splits are done: zeros between two launches.
+
+    Kept forever, since CUDA graphs point to it. Launches on one stream share it.
+    """
+    return torch.zeros(2**16, dtype=torch.int32, device=device)

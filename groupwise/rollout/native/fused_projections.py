@@ -17,6 +17,9 @@ from groupwise.rollout.native.transposed_linear import transposed_linear
 FUSIBLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one module that are called with the same input, in this order."""
 
+Replacement = tuple[nn.Module, str, nn.Module]
+"""Parent module, name, and what stands there for a while."""
+
 
 class FusedLinear(nn.Module):
     """Stands for the first of several linear layers that read the same input: it computes all."""
@@ -79,9 +82,9 @@ class FusedProjections:
                 setattr(parent, name, linear)
 
 
-def fuse_projections(layer: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
+def fuse_projections(layer: nn.Module) -> list[Replacement]:
     """(parent, name, replacement) for each linear layer that is computed with others."""
-    replacements: list[tuple[nn.Module, str, nn.Module]] = []
+    replacements: list[Replacement] = []
     for parent in layer.modules():
         for names in FUSIBLE:
             linears = [getattr(parent, name, None) for name in names]

@@ -1,137 +1,151 @@
-"""The KV cache of sampling: one slot of fixed length for each running answer; decode attention.
+"""The KV cache of sampling: keys and values in pages.
 
-A prompt's keys and values are computed once for its group and copied into the slot of each answer
-as it is admitted. Running answers always fill slots 0 to n - 1: when one ends and nothing waits,
-the last moves into its slot, so no work is done for finished answers.
+It grows by chunks of (layers, 2, pages, heads, PAGE, head size) as answers grow, up to a share of
+the free memory. Where a page is, is said by its distance, in elements, from where its layer begins
+in the first chunk: that is the same for all layers, for keys and for values, so that CUDA graphs
+stay valid when chunks are added.
 """
 
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import AttentionOptions
-from groupwise.policy.compiled import uncompiled
-from groupwise.rollout.native.prefill import Prefill
+from groupwise.policy.attention import AttentionOptions, UnsupportedAttention, use_attention
+from groupwise.policy.policy import Policy
+from groupwise.rollout.native.limits import CACHE_SHARE, CHUNK_BYTES
+from groupwise.rollout.native.memory import free_bytes, zeros_on_demand
+from groupwise.rollout.native.page_pool import PagePool
+
+ONE_CHUNK = ("cpu",)
+"""Devices whose memory is taken when it is first written to: one chunk can be all there is."""
+Place = tuple[int, Tensor, Tensor, Tensor]
+"""Where some of several tokens go: chunk, which tokens, their pages in it, positions in those."""
 
 
-class SlotKVCache:
-    """(slots, length, heads, head size) keys and values per layer; attention of a decode step.
+@dataclass(frozen=True)
+class KVShape:
+    layers: int
+    heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
 
-    Our Triton kernel reads them as they are. Without it a head's positions are contiguous in
-    memory, and this is a transposed view: matrix products would copy any other layout.
-    """
-
-    def __init__(self, like: Prefill, slots: int, slot_length: int) -> None:
-        self.slots, self.slot_length = slots, slot_length
-        self.device = next(iter(like.kv.values()))[0].device
-        same_shape = all(k.shape == v.shape for k, v in like.kv.values())
-        self.has_kernel = same_shape and _load_decode_kernel(self.device)
-
-        def allocate(x: Tensor) -> Tensor:
-            heads, head_size = x.shape[1:]
-            if self.has_kernel:
-                return x.new_zeros(slots, slot_length, heads, head_size)
-            return x.new_zeros(slots, heads, slot_length, head_size).transpose(1, 2)
-
-        self.layers = {layer: (allocate(k), allocate(v)) for layer, (k, v) in like.kv.items()}
-        self.kv_lens: Tensor = torch.zeros(0)
-        """Tokens in each running answer's slot before the present step."""
-        self.running: Tensor = torch.zeros(0, dtype=torch.long)
-        """The slots of running answers."""
-        self.max_kv_len = 0
-        """Positions of a slot that any running answer may see in the present step."""
-        self._masks: dict[tuple[int | None, int], Tensor] = {}
-        self.current_kv: tuple[Tensor, Tensor] = self.layers[min(self.layers)]
-        """Keys and values of the layer that compiled code is at."""
-
-    def begin_step(self, kv_lens_n: Tensor, max_kv_len: int) -> None:
-        self.kv_lens, self.max_kv_len = kv_lens_n, max_kv_len
-        if not self.has_kernel:
-            self.running = torch.arange(len(kv_lens_n), device=kv_lens_n.device)
-        self._masks.clear()
-
-    def __call__(
-        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        """Store each running answer's new key and value, and attend to its slot."""
-        if not self.has_kernel:
-            return self._without_kernel(module, q, k, v, options)
-        # Asking for the layer's index would make compiled code one layer's own.
-        compiled = torch.compiler.is_compiling()
-        keys, values = self.current_kv if compiled else self.layers[module.layer_idx]
-        window, softcap = options.sliding_window or 0, options.softcap or 0.0
-        return torch.ops.groupwise.decode_attention(
-            q, k, v, keys, values, self.kv_lens, options.scale, window, softcap
-        )
-
-    @uncompiled
-    def _without_kernel(
-        self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
-    ) -> Tensor:
-        keys, values = self.layers[module.layer_idx]
-        keys[self.running, self.kv_lens] = k[:, :, 0]
-        values[self.running, self.kv_lens] = v[:, :, 0]
-        visible = slice(0, len(self.kv_lens)), slice(0, self.max_kv_len)
-        all_k, all_v = (x[visible].transpose(1, 2).flatten(0, 1) for x in (keys, values))
-        return _decode_attention(q, all_k, all_v, self._mask(options, k.shape[1]), options)
-
-    def _mask(self, options: AttentionOptions, kv_heads: int) -> Tensor:
-        """(n * kv_heads, 1, max_kv_len): 0 where a token sees its slot (up to itself, or its
-        window's part of that), minus infinity elsewhere."""
-        window = options.sliding_window
-        if (window, kv_heads) not in self._masks:
-            positions = torch.arange(self.max_kv_len, device=self.kv_lens.device)
-            hidden = positions[None, :] > self.kv_lens[:, None]
-            if window is not None:
-                hidden |= self.kv_lens[:, None] - positions[None, :] >= window
-            dtype = self.current_kv[0].dtype
-            mask = torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
-            self._masks[window, kv_heads] = mask.repeat_interleave(kv_heads, 0)[:, None]
-        return self._masks[window, kv_heads]
-
-    def admit(self, prefill: Prefill, prompt_of_slot: Mapping[int, int]) -> None:
-        """Copy prompts into slots: which slot gets which of the prefill's prompts."""
-        slots, positions, sources = [], [], []
-        for slot, prompt in prompt_of_slot.items():
-            seqlen = prefill.seqlen(prompt)
-            slots.append(torch.full((seqlen,), slot))
-            positions.append(torch.arange(seqlen))
-            sources.append(prefill.cu_seqlens[prompt] + torch.arange(seqlen))
-        slot, position, source = (torch.cat(x).to(self.device) for x in (slots, positions, sources))
-        for layer, kv in prefill.kv.items():
-            for cached, new in zip(self.layers[layer], kv, strict=True):
-                cached[slot, position] = new[source]
-
-    def move(self, sources: list[int], targets: list[int], max_kv_len: int) -> None:
-        """Copy slots `sources` to slots `targets`, of each the first `max_kv_len` positions."""
-        for kv in self.layers.values():
-            for cached in kv:
-                cached[targets, :max_kv_len] = cached[sources, :max_kv_len]
+    @property
+    def token_bytes(self) -> int:
+        return self.layers * 2 * self.heads * self.head_size * self.dtype.itemsize
 
 
-def _decode_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, options: AttentionOptions
-) -> Tensor:
-    """(n, H, 1, D) queries, (n * K, L, D) keys and values to (n, 1, H, D)."""
-    rows, heads, _, size = q.shape
-    q = q.reshape(len(k), -1, size)  # query heads of one key head are further queries of it
-    if options.softcap is None:
-        scores = torch.baddbmm(mask, q, k.mT, alpha=options.scale)
-    else:
-        scores = torch.tanh(q @ k.mT * (options.scale / options.softcap)) * options.softcap + mask
-    return (scores.softmax(-1) @ v).view(rows, 1, heads, v.shape[-1])
+class PagedKVCache:
+    def __init__(self, shape: KVShape, page: int, max_pages: int | None = None) -> None:
+        self.shape, self.page, self.device = shape, page, shape.device
+        self.max_pages = max_pages
+        self.step = max(CHUNK_BYTES // (shape.token_bytes * page), 16)
+        self.chunk_pages = self.step
+        self.chunks: list[Tensor] = []
+        self.offsets = np.zeros(0, dtype=np.int64)
+        """Of each page, in elements, from the beginning of its layer in chunk 0."""
+        self.layers: list[tuple[Tensor, Tensor]] = []
+        """Each layer's keys and values in chunk 0: (pages, heads, PAGE, head size)."""
+        self.pool = PagePool(page, self._grow)
+
+    def _grow(self) -> int:
+        """Memory for some more pages, unless that would take too much; how many they are."""
+        held = self.pool.capacity
+        page_bytes = self.shape.token_bytes * self.page
+        room = int(CACHE_SHARE * (free_bytes(self.device) + held * page_bytes)) // page_bytes
+        if self.max_pages is not None:
+            room = min(room, self.max_pages)
+        if not self.chunks:
+            self.step = min(self.step, room)
+            self.chunk_pages = room if self.device.type in ONE_CHUNK else self.step
+        elif self.device.type in ONE_CHUNK:
+            room = min(room, self.chunk_pages)
+        if room - held < self.step or self.step < 2:
+            return 0
+        if held + self.step > len(self.chunks) * self.chunk_pages:
+            try:
+                self._add_chunk()
+            except (torch.OutOfMemoryError, MemoryError):
+                return 0
+        return self.step
+
+    def _add_chunk(self) -> None:
+        shape = self.shape
+        sizes = (shape.layers, 2, self.chunk_pages, shape.heads, self.page, shape.head_size)
+        chunk = zeros_on_demand(sizes, shape.dtype, self.device)
+        if not self.chunks:
+            # As tensors with storage of their own, which compiled code need not tell apart.
+            self.layers = [(torch.from_dlpack(kv[0]), torch.from_dlpack(kv[1])) for kv in chunk]
+        self.chunks.append(chunk)
+        distance = chunk.data_ptr() - self.chunks[0].data_ptr()
+        size = shape.heads * self.page * shape.head_size
+        own = distance // shape.dtype.itemsize + np.arange(self.chunk_pages, dtype=np.int64) * size
+        self.offsets = np.concatenate([self.offsets, own])
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page)
+
+    def _by_chunk(self, pages: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """(chunk, indices into `pages`) of each chunk that has any of them."""
+        chunks = pages // self.chunk_pages
+        for chunk in np.unique(chunks):
+            yield int(chunk), np.flatnonzero(chunks == chunk)
+
+    def places(self, pages: np.ndarray, positions: np.ndarray) -> list[Place]:
+        """Where tokens go that are at these positions of these pages."""
+        tensor, size = self._tensor, self.chunk_pages
+        return [
+            (chunk, tensor(n), tensor(pages[n] % size), tensor(positions[n]))
+            for chunk, n in self._by_chunk(pages)
+        ]
+
+    def _tensor(self, indices: np.ndarray) -> Tensor:
+        return torch.from_numpy(indices).to(self.device)
+
+    def write(self, layer: int, places: list[Place], k_TKD: Tensor, v_TKD: Tensor) -> None:
+        for chunk, tokens, pages, positions in places:
+            keys, values = self.chunks[chunk][layer]
+            whole = len(places) == 1
+            keys[pages, :, positions] = k_TKD if whole else k_TKD[tokens]
+            values[pages, :, positions] = v_TKD if whole else v_TKD[tokens]
+
+    def read(self, layer: int, pages: np.ndarray) -> Tensor:
+        """A copy of these pages of a layer: (2, pages, heads, PAGE, head size)."""
+        if len(self.chunks) == 1:
+            return self.chunks[0][layer].index_select(1, self._tensor(pages))
+        copied = self.chunks[0].new_empty(2, len(pages), *self.chunks[0].shape[3:])
+        for chunk, n in self._by_chunk(pages):
+            own = self.chunks[chunk][layer]
+            copied[:, self._tensor(n)] = own[:, self._tensor(pages[n] % self.chunk_pages)]
+        return copied
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], filled: int) -> None:
+        """Copy the first `filled` positions of pages, in all layers."""
+        source, target = np.array(sources), np.array(targets)
+        for a, n in self._by_chunk(source):
+            for b, m in self._by_chunk(target[n]):
+                from_pages = self._tensor(source[n[m]] % self.chunk_pages)
+                to_pages = self._tensor(target[n[m]] % self.chunk_pages)
+                copied = self.chunks[a][:, :, from_pages, :, :filled]
+                self.chunks[b][:, :, to_pages, :, :filled] = copied
 
 
-def _load_decode_kernel(device: torch.device) -> bool:
-    """Register our Triton kernel, where there is Triton to run it."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    importlib.import_module("groupwise.rollout.native.decode_kernel")
-    return True
+def kv_shape(policy: Policy) -> KVShape:
+    """What one token's keys and values are, by showing the model a token."""
+    seen: dict[int, tuple[torch.Size, torch.Size, torch.dtype]] = {}
 
+    def look(module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        seen[module.layer_idx] = (k.shape, v.shape, k.dtype)
+        return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
 
-def bytes_per_slot(like: Prefill, slot_length: int) -> int:
-    return sum(x[0].numel() * x.element_size() * slot_length for kv in like.kv.values() for x in kv)
+    token = torch.zeros(1, 1, dtype=torch.long, device=policy.device)
+    with use_attention(policy.model, look):
+        policy.model(input_ids=token, use_cache=False)
+    k, _, dtype = seen.get(0, (torch.Size(), torch.Size((0,)), torch.float32))
+    if set(seen.values()) != {(k, k, dtype)} or sorted(seen) != list(range(len(seen))):
+        raise UnsupportedAttention("its layers have keys and values of different shapes")
+    return KVShape(len(seen), k[1], k[3], dtype, policy.device)

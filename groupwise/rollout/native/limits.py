@@ -4,5 +4,11 @@ PREFILL_TOKENS = 8192
 """Prompt tokens that go through the model at once."""
 MULTI_STEP = 8
 """Decode steps between two synchronisations with the host; tokens past an end are dropped."""
+LONG_MULTI_STEP = 32
+"""As many while no answer waits for a row and there are pages enough."""
 CACHE_SHARE = 0.8
 """Share of the free memory that the KV cache may take."""
+CHUNK_BYTES = 2**28
+"""The KV cache grows by so much at a time."""
+PAGE = {"cuda": 32, "cpu": 256}
+"""Tokens of a page of the KV cache. Pages that answers share are whole ones."""

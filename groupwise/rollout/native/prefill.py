@@ -1,32 +1,90 @@
-"""Attention of the prefill: packed prompts, whose keys and values are kept for the KV cache."""
+"""Attention of the prefill: packed sequences, whose keys and values go to pages of the KV cache."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import AttentionOptions
+from groupwise.policy.attention import (
+    AttentionOptions,
+    causal_attention,
+    grouped_query_attention,
+    use_attention,
+)
 from groupwise.policy.packed_attention import PackedAttention
+from groupwise.policy.policy import Policy
+from groupwise.rollout.native.kv_cache import PagedKVCache
 
 
-class Prefill:
-    """Prompts of these lengths in one packed row; `kv` is filled layer by layer as the model runs.
+@dataclass(frozen=True)
+class Context:
+    """Tokens that an answer goes on from, and their pages; the first `held` ones are filled."""
 
-    A layer's keys and values are (tokens, heads, head size); prompt i has tokens `cu_seqlens[i]` to
-    `cu_seqlens[i + 1]`.
-    """
+    tokens: np.ndarray
+    pages: list[int]
+    held: int
 
-    def __init__(self, seqlens: list[int], device: torch.device) -> None:
-        self.cu_seqlens = [0, *accumulate(seqlens)]
-        self.attention = PackedAttention([[seqlen] for seqlen in seqlens], device)
-        self.kv: dict[int, tuple[Tensor, Tensor]] = {}
+
+def prefill(policy: Policy, cache: PagedKVCache, contexts: Sequence[Context]) -> Tensor:
+    """Fill the contexts' pages; logits of what follows each of them."""
+    attention = PrefillAttention(cache, contexts)
+    starts = [context.held * cache.page for context in contexts]
+    tokens = [c.tokens[start:] for c, start in zip(contexts, starts, strict=True)]
+    positions = [np.arange(s, len(c.tokens)) for c, s in zip(contexts, starts, strict=True)]
+    packed = torch.from_numpy(np.stack([np.concatenate(tokens), np.concatenate(positions)]))
+    input_ids, position_ids = packed.to(cache.device)
+    with use_attention(policy.model, attention):
+        hidden = policy.body(input_ids=input_ids[None], position_ids=position_ids[None])
+    last = torch.tensor(list(accumulate(attention.seqlens)), device=cache.device) - 1
+    return policy.head(hidden[0, last])
+
+
+class PrefillAttention:
+    def __init__(self, cache: PagedKVCache, contexts: Sequence[Context]) -> None:
+        self.cache, self.contexts = cache, contexts
+        page = cache.page
+        self.seqlens = [len(c.tokens) - c.held * page for c in contexts]
+        positions = [np.arange(c.held * page, len(c.tokens)) for c in contexts]
+        pages = [np.array(c.pages)[p // page] for c, p in zip(contexts, positions, strict=True)]
+        self.places = cache.places(np.concatenate(pages), np.concatenate(positions) % page)
+        self.packed = PackedAttention([[seqlen] for seqlen in self.seqlens], cache.device)
 
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        self.kv[module.layer_idx] = (k[0].transpose(0, 1), v[0].transpose(0, 1))
-        return self.attention(module, q, k, v, options)
+        layer = module.layer_idx
+        self.cache.write(layer, self.places, k[0].transpose(0, 1), v[0].transpose(0, 1))
+        if not any(context.held for context in self.contexts):
+            return self.packed(module, q, k, v, options)
+        split = (x.split(self.seqlens, dim=2) for x in (q, k, v))
+        outputs = [
+            self._after(context, layer, q_own, k_own, v_own, options)
+            for context, q_own, k_own, v_own in zip(self.contexts, *split, strict=True)
+        ]
+        return torch.cat(outputs, dim=1)
 
-    def seqlen(self, prompt: int) -> int:
-        return self.cu_seqlens[prompt + 1] - self.cu_seqlens[prompt]
+    def _after(
+        self,
+        context: Context,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attention of a context's new tokens to the pages that it holds, and to themselves."""
+        if not context.held:
+            return causal_attention(q, k, v, options)
+        held = self.cache.read(layer, np.array(context.pages[: context.held]))
+        held_k, held_v = held.transpose(1, 2).flatten(2, 3)[:, None]
+        keys, values = torch.cat([held_k, k], dim=2), torch.cat([held_v, v], dim=2)
+        positions = torch.arange(keys.shape[2], device=q.device)
+        distance = positions[-q.shape[2] :, None] - positions[None, :]
+        mask = distance >= 0
+        if options.sliding_window is not None:
+            mask &= distance < options.sliding_window
+        return grouped_query_attention(q, keys, values, mask, options)

@@ -7,7 +7,7 @@ import { hideTooltip, showTooltip } from "./tooltip.js";
 import { putText, textBlock, visibleLine } from "./visible_text.js";
 
 /** Plain text that was cut for its card, with a button for the next piece. `where` names its address. */
-export function longText(shown, chars, where, answer) {
+export function longText(shown, chars, where, answer, message) {
   const block = textBlock(shown);
   const holder = el("div", { class: "long" }, block);
   let done = shown.length;
@@ -17,7 +17,7 @@ export function longText(shown, chars, where, answer) {
     label();
     holder.append(button);
     async function more() {
-      const page = await ask(`${where}/text`, { first: done, answer });
+      const page = await ask(`${where}/text`, { first: done, answer, message });
       putText(block, page.text);
       done += page.text.length;
       if (done < page.chars && page.text) label();
@@ -34,7 +34,7 @@ export function tokenText(page, measure, where, prefill) {
   if (prefill) putText(block.appendChild(el("span", { class: "prefill", title: "given, not sampled" })), prefill);
   let done = 0;
   const add = (one) => {
-    one.texts.forEach((text, i) => block.append(token(text, one, i, measure)));
+    one.texts.forEach((text, i) => block.append(tokenSpan(text, one, i, measure)));
     done = one.first + one.texts.length;
   };
   add(page);
@@ -52,13 +52,15 @@ export function tokenText(page, measure, where, prefill) {
   return holder;
 }
 
-function token(text, page, i, measure) {
+/** One token. Those that the model was given, and did not sample, look like it. */
+export function tokenSpan(text, page, i, measure) {
   const values = page.measures[measure];
-  const span = el("span", { class: `token ${values ? shadeOf(measure, values[i]) : ""}` });
+  const given = page.sampled && !page.sampled[i];
+  const span = el("span", { class: `token ${given ? "prefill" : values ? shadeOf(measure, values[i]) : ""}` });
   putText(span, text === "" ? "·" : text);
   span.numbers = () => {
     const rows = Object.entries(page.measures).map(([name, list]) => [MEASURES[name].label, list[i] === null ? "–" : MEASURES[name].written(list[i])]);
-    return [`“${visibleLine(text).replaceAll("\n", "⏎")}”`, [["token", String(page.ids[i])], ["place", String(page.first + i)], ...rows]];
+    return [`“${visibleLine(text).replaceAll("\n", "⏎")}”`, [...(given ? [["not sampled", "given to the model"]] : []), ["token", String(page.ids[i])], ["place", String(page.first + i)], ...rows]];
   };
   return span;
 }
@@ -66,8 +68,8 @@ function token(text, page, i, measure) {
 /** One listener for all tokens of a page: thousands of them stay cheap. */
 export function explainTokens(element) {
   const show = (event) => {
-    const found = event.target.closest(".token");
-    if (found?.numbers) showTooltip(found, ...found.numbers());
+    const span = event.target.closest(".token");
+    if (span?.numbers) showTooltip(span, ...span.numbers());
     else hideTooltip();
   };
   element.addEventListener("pointerover", show);

@@ -2,13 +2,15 @@
 
 import { ask } from "./api.js";
 import { lineColour } from "./chart.js";
-import { announce, el } from "./dom.js";
+import { announce, el, redraw } from "./dom.js";
 import { findings } from "./findings.js";
+import { heldOut } from "./held_out.js";
 import { bindKeys, showHelp } from "./keys.js";
 import { overview } from "./overview.js";
 import { problem } from "./problem.js";
 import { problems } from "./problems.js";
 import { rollouts } from "./rollouts.js";
+import { isHidden, runTable } from "./run_table.js";
 import { settings } from "./settings.js";
 import { hideTooltip } from "./tooltip.js";
 import { visibleLine } from "./visible_text.js";
@@ -17,22 +19,38 @@ const NEWS_EVERY = 2000;
 const SHOWN_AT_FIRST = 6;
 const PAGES = [
   ["overview", "Overview", overview],
-  ["rollouts", "Rollouts", rollouts],
+  ["rollouts", "Answers", rollouts],
   ["problems", "Problems", problems],
   ["settings", "Settings", settings],
   ["findings", "Findings", findings],
+  ["runs", "Runs", runTable],
 ];
-const ROUTES = { ...Object.fromEntries(PAGES.map(([key, , make]) => [key, make])), problem };
+const ROUTES = { ...Object.fromEntries(PAGES.map(([key, , make]) => [key, make])), problem, "held-out": heldOut };
+const UNDER = { problem: "problems", "held-out": "problems" };
 
-const state = { runs: [], shown: null, page: null };
+const state = { runs: [], shown: null, chosen: false, page: null };
 
 /** What pages may ask of the frame. */
 const frame = {
   runs: () => state.runs,
   shown: () => state.runs.filter((run) => state.shown.has(run.id)),
   run: (id) => state.runs.find((run) => run.id === id) || frame.shown()[0] || state.runs[0],
-  colour: (run) => lineColour(state.runs.indexOf(run)),
+  place: (run) => state.runs.findIndex((one) => one.id === run.id) % 8,
+  colour: (run) => lineColour(frame.place(run)),
+  isShown: (run) => state.shown.has(run.id),
+  show: (id, wanted) => show(id, wanted),
+  redrawRuns: () => drawRuns(),
   go: (hash) => { location.hash = hash; },
+  /** What was chosen goes into the address, so that a link shows the same: put({x: "seconds", log: null}) */
+  put: (changes) => {
+    const [path, query = ""] = location.hash.split("?");
+    const now = new URLSearchParams(query);
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null || value === undefined || value === "") now.delete(name);
+      else now.set(name, value);
+    }
+    history.replaceState(null, "", `${path || "#/overview"}${now.size ? `?${now}` : ""}`);
+  },
 };
 
 /** "#/rollouts/RUN/STEP?group=3" -> {page, parts, query} */
@@ -44,6 +62,7 @@ function route() {
 
 function openPage() {
   const { page, parts, query } = route();
+  takeShown(query);
   if (!state.runs.length) return document.getElementById("main").replaceChildren(el("p", {}, "There are no runs here any more."));
   // A page that is open already may take the new address itself, keeping its place.
   if (state.page?.name === page && state.page.moved?.(parts, query)) return;
@@ -51,30 +70,42 @@ function openPage() {
   hideTooltip();
   state.page = { name: page, ...ROUTES[page](frame, parts, query) };
   document.getElementById("main").replaceChildren(state.page.element);
-  drawNavigation(page === "problem" ? "problems" : page);
-  const title = PAGES.find(([key]) => key === page)?.[1] || "One problem";
+  if (state.chosen) frame.put({ runs: [...state.shown].join(",") });
+  drawNavigation(UNDER[page] || page);
+  const title = PAGES.find(([key]) => key === page)?.[1] || { problem: "One problem", "held-out": "Held-out problems" }[page];
   document.title = `${title} – groupwise`;
   announce(title);
 }
 
+/** The runs that an address names, if it names any. */
+function takeShown(query) {
+  const named = (query.get("runs") || "").split(",").filter((id) => state.runs.some((run) => run.id === id));
+  if (!named.length) return;
+  state.shown = new Set(named);
+  state.chosen = true;
+  drawRuns();
+}
+
 function drawNavigation(current) {
-  document.getElementById("pages").replaceChildren(...PAGES.map(([key, label], i) =>
-    el("a", { href: `#/${key}`, "aria-current": key === current ? "page" : null, title: `${label} (${i + 1})` }, label)));
+  redraw(document.getElementById("pages"), PAGES.map(([key, label], i) =>
+    el("a", { href: `#/${key}`, "data-key": key, "aria-current": key === current ? "page" : null, title: `${label} (${i + 1})` }, label)));
 }
 
 function drawRuns() {
-  const lines = state.runs.map((run, i) => {
-    const box = el("input", { type: "checkbox", checked: state.shown.has(run.id), on: { change: () => show(run.id, box.checked) } });
-    const swatch = el("span", { class: `swatch line-${i % 8}`, "aria-hidden": "true" });
-    return el("label", { class: "run", title: run.problem || "" }, box, swatch,
+  const listed = state.runs.filter((run) => !isHidden(run) || state.shown.has(run.id));
+  const lines = listed.map((run) => {
+    const box = el("input", { type: "checkbox", "data-key": run.id, checked: state.shown.has(run.id), on: { change: () => show(run.id, box.checked) } });
+    const swatch = el("span", { class: `swatch line-${frame.place(run)}`, "aria-hidden": "true" });
+    return el("label", { class: `run${run.problem ? " wrong" : ""}`, title: run.problem || "" }, box, swatch,
       el("span", { class: "run-name" }, visibleLine(run.name)), el("small", {}, progress(run)));
   });
-  document.getElementById("runs").replaceChildren(el("h2", {}, "Runs"), ...lines);
+  const hidden = state.runs.length - listed.length;
+  redraw(document.getElementById("runs"), el("h2", {}, "Runs"), lines, hidden ? el("p", { class: "faint" }, el("a", { href: "#/runs", "data-key": "hidden" }, `${hidden} hidden`)) : null);
 }
 
 function progress(run) {
   const steps = run.planned_steps ? `${run.last_step}/${run.planned_steps}` : `${run.last_step}`;
-  if (run.problem) return `${steps} · settings unreadable`;
+  if (run.problem) return "cannot be read";
   if (run.status === "finished") return `${steps} · finished`;
   return run.idle_seconds === null ? "no step yet" : `${steps} · ${ago(run.idle_seconds)}`;
 }
@@ -88,7 +119,10 @@ function ago(seconds) {
 function show(id, wanted) {
   if (wanted) state.shown.add(id);
   else state.shown.delete(id);
+  state.chosen = true;
   sessionStorage.setItem("groupwise.shown", JSON.stringify([...state.shown]));
+  frame.put({ runs: [...state.shown].join(",") });
+  drawRuns();
   state.page?.changed?.();
 }
 
@@ -98,7 +132,7 @@ async function news() {
   state.runs = (await ask("runs")).runs;
   if (!state.shown) {
     const kept = JSON.parse(sessionStorage.getItem("groupwise.shown") || "[]").filter((id) => state.runs.some((run) => run.id === id));
-    const latest = [...state.runs].sort((a, b) => (a.idle_seconds ?? 1e12) - (b.idle_seconds ?? 1e12)).slice(0, SHOWN_AT_FIRST);
+    const latest = state.runs.filter((run) => !isHidden(run) && !run.problem).sort((a, b) => (a.idle_seconds ?? 1e12) - (b.idle_seconds ?? 1e12)).slice(0, SHOWN_AT_FIRST);
     state.shown = new Set(kept.length ? kept : latest.map((run) => run.id));
   }
   drawRuns();

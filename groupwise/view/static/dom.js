@@ -36,6 +36,28 @@ export function number(value, digits = 3) {
   return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : value.toFixed(digits);
 }
 
+/** 0.273 -> "27.3 %", which is never broken over two lines */
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  const shown = value * 100;
+  return `${Math.abs(shown) >= 10 || Number.isInteger(shown) ? Number(shown.toFixed(1)) : Number(shown.toPrecision(2))}\u00a0%`;
+}
+
+/** 95 -> "95 s", 600 -> "10 min" */
+export function duration(seconds) {
+  if (seconds < 10) return `${Number(seconds.toFixed(1))} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+}
+
+/** Replace what an element holds; whoever had the focus (by data-key) has it still. */
+export function redraw(element, ...children) {
+  const key = element.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  element.replaceChildren(...children.flat().filter((child) => child !== null));
+  if (key !== undefined) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+
 export function signed(value, digits = 2) {
   return value === null || value === undefined ? "–" : (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(digits);
 }

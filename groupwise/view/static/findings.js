@@ -29,10 +29,10 @@ export function findings(frame) {
 
 /** What holds, then what is gone. A long run is looked at in slices until all of it is read. */
 async function diagnosis(run) {
-  let found = await ask(`runs/${run.id}/findings`);
-  while (found.read < found.rows) found = await ask(`runs/${run.id}/findings`);
-  const now = found.findings.map((one) => card(run, one));
-  const past = found.gone.map((one) => card(run, one)).reverse();
+  let reply = await ask(`runs/${run.id}/findings`);
+  while (reply.read < reply.rows) reply = await ask(`runs/${run.id}/findings`);
+  const now = reply.findings.map((one) => card(run, one));
+  const past = reply.gone.map((one) => card(run, one)).reverse();
   return [
     ...(now.length ? now : [el("p", { class: "faint" }, "Nothing looks wrong.")]),
     ...(past.length ? [el("details", {}, el("summary", {}, `${past.length} earlier, gone since`), past)] : []),

@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 
 const KEYS = [
-  ["1 … 5", "the pages"],
+  ["1 … 6", "the pages"],
   ["j  k", "next and previous group, problem or finding"],
   ["←  →", "previous and next step"],
   ["/", "search"],

@@ -35,6 +35,13 @@ export const MEASURES = {
   },
 };
 
+MEASURES.advantage = {
+  label: "advantage",
+  legend: ["less likely", "more likely"],
+  shade: (value) => `${value < 0 ? "cold" : "heat"}-${clamp(Math.abs(value) / 2)}`,
+  written: (value) => value.toFixed(3),
+};
+
 export function shadeOf(measure, value) {
   return value === null || value === undefined ? "" : MEASURES[measure].shade(value);
 }

@@ -17,14 +17,16 @@ export async function update(shown, range) {
 
 async function updateOne(run, from, to, width) {
   const had = runs.get(run.id);
-  const same = had && had.generation === run.generation && had.last_step <= run.last_step && had.from === from && had.to === to && had.width === width;
+  const same = had && had.status === run.status && had.generation === run.generation && had.last_step <= run.last_step && had.from === from && had.to === to && had.width === width;
   if (same && had.last_step === run.last_step) return false;
   // The last bucket may have been incomplete: it is asked for again.
   const start = same ? Math.floor(had.last_step / width) * width + 1 : from;
   const window = await ask(`runs/${run.id}/metrics`, { start: Math.max(start, from), stop: to, width });
   const fresh = unpack(window);
+  const heldOut = await ask(`runs/${run.id}/summary`).catch(() => ({}));
   runs.set(run.id, {
-    generation: window.generation, from, to, width,
+    heldOut,
+    generation: window.generation, status: run.status, from, to, width,
     last_step: window.last_step,
     latest: window.latest,
     broken: window.broken_lines,
@@ -34,9 +36,15 @@ async function updateOne(run, from, to, width) {
 }
 
 export function metricsOf(run) {
-  return runs.get(run.id) || { series: {}, latest: {}, broken: 0 };
+  return runs.get(run.id) || { series: {}, latest: {}, broken: 0, heldOut: {} };
 }
 
+/** Metrics that the runs have; those of evaluations too, where they were made only before and after. */
 export function namesOf(shown) {
-  return [...new Set(shown.flatMap((run) => Object.keys(metricsOf(run).series)))];
+  const names = shown.flatMap((run) => {
+    const { series, heldOut } = metricsOf(run);
+    const evaluated = Object.keys(heldOut.before || {}).filter((name) => name !== "problems");
+    return [...Object.keys(series).filter((name) => !name.startsWith("elapsed/") && name !== "eval/problems"), ...evaluated.map((name) => `eval/${name}`)];
+  });
+  return [...new Set(names)];
 }

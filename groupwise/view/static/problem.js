@@ -1,6 +1,7 @@
 // One problem over training: its rewards as a curve, and its answers at two moments side by side.
 
 import { groupData, problemIn } from "./addresses.js";
+import { answerPair } from "./answer_pair.js";
 import { explainTokens } from "./answer_text.js";
 import { ask } from "./api.js";
 import { chart } from "./chart.js";
@@ -12,9 +13,11 @@ export function problem(frame, parts, query) {
   const run = frame.run(parts[0]);
   const id = problemIn(query);
   const status = el("p", { class: "faint", role: "status" });
-  const curve = chart("reward of its answers", "mean, lowest and highest reward at each appearance", { zoomed: () => {}, reset: () => {} });
+  const curve = chart({ name: "reward of its answers", title: "Reward of its answers", hint: "mean, lowest and highest reward at each appearance", share: false }, { zoomed: () => {}, reset: () => {} });
+  const pair = answerPair(frame);
   const sides = el("div", { class: "sides" });
-  const element = el("div", {}, el("p", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems")), el("h2", {}, visibleLine(id).slice(0, 200)), status, curve.figure, sides);
+  const element = el("div", {}, el("p", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems")), el("h2", {}, visibleLine(id).slice(0, 200)), status, curve.figure, pair.element, sides);
+  pair.open(query.get("diff"));
   let gone = false;
 
   async function load() {
@@ -24,15 +27,16 @@ export function problem(frame, parts, query) {
     status.textContent = `seen ${seen.length === 1 ? "once" : `${seen.length} times`}${partly}`;
     if (seen.length) {
       const column = (name) => seen.map((one) => one[name]);
-      curve.draw([{ label: "reward", colour: frame.colour(run), steps: column("step"), mean: column("mean"), low: column("low"), high: column("high") }], { smoothing: 0 });
+      curve.draw([{ label: "reward", colour: frame.colour(run), place: frame.place(run), steps: column("step"), x: column("step"), mean: column("mean"), low: column("low"), high: column("high") }], { smoothing: 0, axis: "step", range: null, log: false });
       const once = seen.length === 1;
-      sides.replaceChildren(side(seen, 0, once ? "Its answers" : "Before"), ...(once ? [] : [side(seen, seen.length - 1, "After")]));
+      const from = (name, place) => { const at = seen.findIndex((one) => String(one.step) === query.get(name)); return at < 0 ? place : at; };
+      sides.replaceChildren(side(seen, from("before", 0), once ? "Its answers" : "Before", "before"), ...(once ? [] : [side(seen, from("after", seen.length - 1), "After", "after")]));
     }
     if (partly) await load();
   }
 
   /** The answers at one appearance, which can be changed. */
-  function side(seen, place, title) {
+  function side(seen, place, title, name) {
     const holder = el("div", {}, "…");
     const options = seen.map((one, i) => [String(i), `step ${one.step}, mean ${number(one.mean)}`]);
     const show = async (chosen) => {
@@ -40,13 +44,14 @@ export function problem(frame, parts, query) {
       try {
         const group = await ask(groupData(run.id, one.step, one.group));
         const measure = localStorage.getItem("groupwise.measure") ?? "logprob";
-        holder.replaceChildren(groupCard(group, { run: run.id, step: one.step, measure }));
+        holder.replaceChildren(groupCard(group, { run: run.id, step: one.step, measure, pair }));
       } catch (error) {
         holder.replaceChildren(el("p", { class: "problem" }, error.message));
       }
     };
+    const choose = (chosen) => { frame.put({ [name]: seen[Number(chosen)].step }); show(chosen); };
     show(place);
-    return el("section", {}, labelled(title, select(options, String(place), show, `${title}: which step`)), holder);
+    return el("section", {}, labelled(title, select(options, String(place), choose, `${title}: which step`)), holder);
   }
 
   explainTokens(sides);

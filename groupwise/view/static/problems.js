@@ -5,13 +5,18 @@ import { ask } from "./api.js";
 import { el, labelled, number, select, signed } from "./dom.js";
 import { visibleLine } from "./visible_text.js";
 
-export function problems(frame, parts) {
+/** Training problems, or held-out ones. */
+export function problemTabs(run, current) {
+  const tab = (key, label) => el("a", { href: `#/${key}/${run}`, "aria-current": key === current ? "page" : null }, label);
+  return el("nav", { class: "tabs", "aria-label": "Which problems" }, tab("problems", "Training problems"), tab("held-out", "Held-out problems"));
+}
+
+export function problems(frame, parts, query) {
   const run = frame.run(parts[0]);
-  const head = el("div", {});
   const status = el("p", { class: "faint", role: "status" });
   const body = el("tbody", {});
   const more = el("button", { hidden: true, on: { click: () => load(body.childElementCount) } }, "More");
-  const search = el("input", { type: "search", placeholder: "problem (/)", "aria-label": "Search problems", on: { change: () => load(0) } });
+  const search = el("input", { type: "search", placeholder: "problem (/)", "aria-label": "Search problems", value: query.get("q") || "", on: { change: () => { frame.put({ q: search.value }); load(0); } } });
   const runs = select(frame.runs().map((one) => [one.id, visibleLine(one.name)]), run.id, (id) => frame.go(`#/problems/${id}`), "Run");
   let asked = 0;
 
@@ -24,36 +29,36 @@ export function problems(frame, parts) {
       body.append(...page.problems.map((one) => row(run.id, one)));
       more.hidden = body.childElementCount >= page.total;
       const partly = page.indexed < page.steps ? ` · read ${page.indexed} of ${page.steps} steps so far` : "";
-      status.textContent = `${page.total} problems, those whose answers changed most first${partly}`;
+      const once = page.problems.every((one) => one.seen === 1);
+      status.textContent = `${page.total} problems, ${once && !first ? "none of them seen twice: held-out problems show what changed" : "those whose answers changed most first"}${partly}`;
       if (partly) load(0);
     } catch (error) {
       status.textContent = error.message;
     }
   }
 
-  ask(`runs/${run.id}/summary`).then((summary) => head.replaceChildren(...heldOut(summary)), () => {});
   load(0);
-  const columns = ["problem", "seen", "first", "last", "change"];
+  const columns = ["problem", "over training", "seen", "first", "last", "change"];
   return {
-    element: el("div", {}, el("div", { class: "bar" }, labelled("Run", runs), search), head,
-      el("h2", {}, "Training problems, first answers against last"), status,
+    element: el("div", {}, problemTabs(run.id, "problems"), el("div", { class: "bar" }, labelled("Run", runs), search), status,
       el("div", { class: "scroll" }, el("table", { class: "table" }, el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col" }, name)))), body)), more),
     moved: (newParts) => newParts[0] === run.id,
     leave: () => { asked += 1; },
   };
 }
 
-function heldOut({ before, after }) {
-  if (!before || !after) return [];
-  const names = Object.keys(after).filter((name) => name in before && name !== "problems");
-  return [el("h2", {}, `Held-out problems (${number(after.problems)}), before against after`),
-    el("div", { class: "tiles" }, names.map((name) => el("div", { class: "tile" },
-      el("b", {}, `${number(before[name])} → ${number(after[name])}`), el("span", {}, visibleLine(name)))))];
+/** The mean reward at each appearance as a row of small bars, from the lowest of all to the highest. */
+function strip(values) {
+  const known = values.filter((value) => value !== null);
+  const [low, high] = [Math.min(0, ...known), Math.max(...known, 1e-9)];
+  const bars = values.map((value) => el("i", { class: value === null ? "" : `bar-${Math.round(((value - low) / (high - low)) * 9)}` }));
+  return el("span", { class: "strip", role: "img", "aria-label": `mean rewards ${known.map((value) => number(value, 2)).join(", ")}` }, bars);
 }
 
 function row(run, one) {
   return el("tr", { tabindex: "-1", "data-stop": "" },
     el("th", { scope: "row" }, el("a", { href: problemAddress(run, one.problem) }, visibleLine(one.problem).slice(0, 160) || "(no name)")),
+    el("td", {}, strip(one.strip)),
     el("td", {}, String(one.seen)),
     el("td", {}, `${number(one.first.mean)} (step ${one.first.step})`),
     el("td", {}, `${number(one.last.mean)} (step ${one.last.step})`),

@@ -2,7 +2,8 @@
 
 import { explainTokens } from "./answer_text.js";
 import { ask } from "./api.js";
-import { announce, el, labelled, select, whenSeen } from "./dom.js";
+import { answerPair } from "./answer_pair.js";
+import { announce, el, labelled, redraw, select, whenSeen } from "./dom.js";
 import { groupCard } from "./group_card.js";
 import { MEASURES } from "./measures.js";
 import { searchResults } from "./search_results.js";
@@ -14,32 +15,53 @@ const FILTERS = [
   ["truncated", "cut off"],
   ["no_spread", "no spread"],
   ["new_best", "new best for its problem"],
+  ["failed", "failed episodes"],
 ];
-const COLOURS = [...Object.entries(MEASURES).map(([key, one]) => [key, one.label]), ["", "nothing"]];
 
 export function rollouts(frame, parts, query) {
   let run = frame.run(parts[0]);
   let steps = [];
   let step = Number(parts[1]) || null;
   let asked = 0;
-  const view = { measure: localStorage.getItem("groupwise.measure") ?? "logprob", filter: query.get("filter") || "", q: query.get("q") || "", everywhere: query.has("everywhere") };
+  const view = { measure: query.get("colour") ?? localStorage.getItem("groupwise.measure") ?? "logprob", filter: query.get("filter") || "", q: query.get("q") || "", everywhere: query.has("everywhere") };
+  if (view.measure === "nothing") view.measure = "";
 
   const list = el("div", { class: "cards" });
   const problem = el("p", { class: "problem", role: "alert" });
   const place = el("output", { class: "place" });
   const slider = el("input", { type: "range", min: 0, value: 0, "aria-label": "Step", on: { input: () => { place.textContent = `step ${steps[slider.value]}`; }, change: () => goTo(steps[slider.value]) } });
-  const search = el("input", { type: "search", placeholder: "search (/)", "aria-label": "Search prompts and answers", value: view.q, on: { change: () => { view.q = search.value; show(); } } });
-  const scope = el("input", { type: "checkbox", checked: view.everywhere, on: { change: () => { view.everywhere = scope.checked; show(); } } });
+  const search = el("input", { type: "search", placeholder: "search (/)", "aria-label": "Search prompts and answers", value: view.q, on: { change: () => { view.q = search.value; choose(); } } });
+  const scope = el("input", { type: "checkbox", checked: view.everywhere, on: { change: () => { view.everywhere = scope.checked; choose(); } } });
+  const colours = el("span", {});
+  const pair = answerPair(frame);
   const runs = select(frame.runs().map((one) => [one.id, visibleLine(one.name)]), run.id, (id) => frame.go(`#/rollouts/${id}`), "Run");
   const legend = el("span", { class: "legend" });
   const bar = el("div", { class: "bar" }, labelled("Run", runs),
     el("span", { class: "stepper" }, el("button", { "aria-label": "Previous step", on: { click: () => moveBy(-1) } }, "←"), slider,
       el("button", { "aria-label": "Next step", on: { click: () => moveBy(1) } }, "→"), place),
-    labelled("Colour by", select(COLOURS, view.measure, (value) => { view.measure = value; localStorage.setItem("groupwise.measure", value); show(); }, "Colour tokens by")), legend,
-    labelled("Show", select(FILTERS, view.filter, (value) => { view.filter = value; show(); }, "Which answers")), search, labelled("in all steps", scope, "tick"));
+    labelled("Colour by", colours), legend,
+    labelled("Show", select(FILTERS, view.filter, (value) => { view.filter = value; choose(); }, "Which answers")), search, labelled("in all steps", scope, "tick"));
+  let offered = null;
+
+  /** Only what the run stored can be chosen. */
+  function offerColours(names) {
+    const known = [...new Set(names)].join();
+    if (known === offered) return;
+    offered = known;
+    const measures = Object.entries(MEASURES).filter(([key]) => known.split(",").includes(key)).map(([key, one]) => [key, one.label]);
+    redraw(colours, select([...measures, ["", "nothing"]], view.measure, (value) => { view.measure = value; localStorage.setItem("groupwise.measure", value); choose(); }, "Colour tokens by"));
+  }
+
+  function choose() {
+    frame.put({ filter: view.filter, q: view.q, everywhere: view.everywhere ? "yes" : null, colour: view.measure || "nothing", group: null, answer: null });
+    show();
+  }
 
   function goTo(wanted) {
-    if (wanted !== undefined) frame.go(`#/rollouts/${run.id}/${wanted}`);
+    // The choices stay, those of one answer do not.
+    const kept = new URLSearchParams(location.hash.split("?")[1] || "");
+    ["group", "answer"].forEach((name) => kept.delete(name));
+    if (wanted !== undefined) frame.go(`#/rollouts/${run.id}/${wanted}${kept.size ? `?${kept}` : ""}`);
   }
 
   function moveBy(by) {
@@ -52,11 +74,11 @@ export function rollouts(frame, parts, query) {
     const now = frame.run(run.id);
     if (now.generation !== run.generation) steps = []; // the run went back to a checkpoint
     run = now;
-    let found = { more: true };
-    while (found.more) {
-      found = await ask(`runs/${run.id}/steps`, { after: steps.at(-1) || 0 });
+    let reply = { more: true };
+    while (reply.more) {
+      reply = await ask(`runs/${run.id}/steps`, { after: steps.at(-1) || 0 });
       const last = steps.at(-1) || 0; // somebody else may have asked meanwhile
-      steps = [...steps, ...found.steps.filter((one) => one > last)];
+      steps = [...steps, ...reply.steps.filter((one) => one > last)];
     }
     if (step === null) step = steps.at(-1) ?? null;
     slider.max = Math.max(steps.length - 1, 0);
@@ -86,22 +108,23 @@ export function rollouts(frame, parts, query) {
 
   /** A page of cards; the next is fetched when its end comes into sight. */
   async function page(first, mine, group, answer) {
-    const found = await ask(`runs/${run.id}/steps/${step}/groups`, { first, filter: view.filter, q: view.q });
+    const reply = await ask(`runs/${run.id}/steps/${step}/groups`, { first, filter: view.filter, q: view.q });
     if (mine !== asked) return;
-    if (found.indexed !== undefined) {
-      problem.textContent = `Reading earlier steps to compare with: ${found.indexed} of ${found.steps} …`;
+    if (reply.indexed !== undefined) {
+      problem.textContent = `Reading earlier steps to compare with: ${reply.indexed} of ${reply.steps} …`;
       return page(first, mine, group, answer);
     }
     problem.textContent = "";
-    const cards = found.groups.map((one) => groupCard(one, { run: run.id, step, measure: view.measure, marked: one.index === group ? answer : null }));
+    offerColours([...(offered || "").split(",").filter(Boolean), ...reply.groups.flatMap((one) => (one.answers || []).flatMap((answer) => answer.measures))]);
+    const cards = reply.groups.map((one) => groupCard(one, { run: run.id, step, measure: view.measure, marked: one.index === group ? answer : null, pair }));
     list.append(...cards);
     const begins = first === (group || 0);
     if (begins) announce(`step ${step}, ${cards.length} groups`);
     if (begins && !cards.length) list.append(el("p", { class: "faint" }, "No answer of this step matches."));
-    if (found.next !== null) {
+    if (reply.next !== null) {
       const end = el("p", { class: "faint" }, "…");
       list.append(end);
-      whenSeen(end, async () => { await page(found.next, mine, group, answer); end.remove(); });
+      whenSeen(end, async () => { await page(reply.next, mine, group, answer); end.remove(); });
     }
     if (begins && group !== null) {
       const place = list.querySelector(".marked") || list.querySelector(".card");
@@ -117,13 +140,15 @@ export function rollouts(frame, parts, query) {
       view.everywhere = scope.checked = false;
       view.filter = view.q = search.value = "";
     }
+    pair.open(newQuery.get("diff"));
     show(numberIn(newQuery, "group"), numberIn(newQuery, "answer"));
     return true;
   }
 
   explainTokens(list);
   show(numberIn(query, "group"), numberIn(query, "answer"));
-  return { element: el("div", {}, bar, problem, list), moved, step: moveBy, changed: () => loadSteps().catch(() => {}), leave: () => { asked += 1; } };
+  pair.open(query.get("diff"));
+  return { element: el("div", {}, bar, problem, pair.element, list), moved, step: moveBy, changed: () => loadSteps().catch(() => {}), leave: () => { asked += 1; } };
 }
 
 function numberIn(query, name) {

@@ -14,11 +14,11 @@ export function smooth(values, weight) {
 
 /** The window that the server sent, as {name: {steps, mean, low, high}}. */
 export function unpack(window) {
-  const found = {};
+  const columns = {};
   for (const [name, one] of Object.entries(window.series)) {
-    found[name] = { steps: window.grids[one.grid], mean: one.mean, low: one.low || null, high: one.high || null };
+    columns[name] = { steps: window.grids[one.grid], mean: one.mean, low: one.low || null, high: one.high || null };
   }
-  return found;
+  return columns;
 }
 
 /** Replace everything from step `start` on by what is newer. */
@@ -62,6 +62,41 @@ export function band(list) {
     low: values.map((v) => Math.min(...v)),
     high: values.map((v) => Math.max(...v)),
   };
+}
+
+/**
+ * The ends of a value axis. A share goes from 0 to 1, or to somewhat above its highest value where all
+ * are small, so that a change of one percent never fills the chart. Others get a margin.
+ */
+export function axisRange(low, high, share) {
+  if (low === null || high === null || low === undefined) return [0, 1];
+  if (share && low >= 0 && high <= 1) return [0, high > 0.25 ? 1 : Math.max(0.05, Math.ceil(high * 1.2 * 20) / 20)];
+  const margin = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
+  // A line that comes near zero is drawn from zero on.
+  return [low >= 0 && low < (high - low) * 0.5 ? 0 : low - margin, high + margin];
+}
+
+/** Whether a metric says something: a line that never changes needs no chart. */
+export function isConstant(list) {
+  let first;
+  for (const { mean, low, high } of list) {
+    for (const values of [mean, low || [], high || []]) {
+      for (const value of values) {
+        if (value === null) continue;
+        if (first === undefined) first = value;
+        if (value !== first) return false;
+      }
+    }
+  }
+  return true;
+}
+
+/** An evaluation curve: the value before training comes first, at step 0. */
+export function fromTheStart(series, before) {
+  if (before === undefined || before === null) return { steps: series.steps, mean: series.mean };
+  const at = series.steps.findIndex((step) => step > 0);
+  const rest = at < 0 ? series.steps.length : at;
+  return { steps: [0, ...series.steps.slice(rest)], mean: [before, ...series.mean.slice(rest)] };
 }
 
 /** Bucket width that keeps a range of steps at some hundreds of points, about one a pixel or two. */

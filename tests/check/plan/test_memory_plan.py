@@ -17,6 +17,7 @@ from groupwise.policy.adapters import add_adapter
 from groupwise.policy.footprint import footprint
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import make_policy
+from groupwise.policy.packing import microbatches
 from groupwise.types import Completion, Group, Problem
 from small_models import random_model, tokenizer
 
@@ -47,8 +48,8 @@ def test_micro_batches_are_those_that_training_makes(
     )  # fmt: skip
     layout = "shared_prefix" if shared else "padded"
     batch = make_batch(fixed_groups(prompts, size, prompt, answer))
-    rows = [micro.rows for micro in batch.microbatches(layout, budget)]
-    tokens = sorted((row.tokens_RS.numel() for row in rows if row is not None), reverse=True)
+    rows = [micro.rows for micro in microbatches(batch, layout, budget)]
+    tokens = sorted((row.tokens_RS.numel() for row in rows), reverse=True)
     assert sorted(job.microbatches(), reverse=True) == tokens
 
 
@@ -56,8 +57,7 @@ def saved_bytes(model: Any, job: Job) -> int:
     """Bytes that autograd keeps of a real forward pass, weights left out."""
     policy = make_policy(model, tokenizer(), "shared_prefix")
     groups = fixed_groups(job.prompts, job.group_size, job.prompt_tokens, job.answer_tokens)
-    (micro,) = make_batch(groups).microbatches("shared_prefix", 10**6)
-    assert micro.rows is not None
+    (micro,) = microbatches(make_batch(groups), "shared_prefix", 10**6)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
     held: list[Tensor] = []
@@ -145,6 +145,20 @@ def test_sharding_divides_what_it_says() -> None:
     assert parts["zero2"] == (0, count, count / 2)
     assert parts["zero3"] == (count / 4, count, count / 2)
     assert parts["fsdp2"] == (0, count, count / 2)
+
+
+def test_shards_that_others_sample_for_need_no_whole_copy() -> None:
+    for kind in ("fsdp2", "zero3"):
+        job = dataclasses.replace(WORK, world=8, sharding=kind, engine="elsewhere")
+        assert held_bytes(SHAPE_8B, job).parts["weights"] == 0
+        for change in ({"rank": 16}, {"reference_moves": True}, {"engine": "native"}):
+            changed = dataclasses.replace(job, **change)
+            assert held_bytes(SHAPE_8B, changed).parts["weights"] == weights_bytes(
+                SHAPE_8B, changed
+            )
+    for kind in ("ddp", "zero2"):
+        job = dataclasses.replace(WORK, world=8, sharding=kind, engine="elsewhere")
+        assert held_bytes(SHAPE_8B, job).parts["weights"] == 2 * SHAPE_8B.parameters
 
 
 def test_offloading_moves_bytes_to_the_cpu_and_loses_none() -> None:

@@ -29,7 +29,7 @@ def test_tables_and_outputs_are_what_the_code_computes() -> None:
 
 
 def test_plans_on_paper_fit_unless_the_page_says_otherwise() -> None:
-    """The one line that is there to show a limit: 70 B on 80 GB."""
+    """The one line that is there to show a limit: 70 B on 80 GB, sampled from there."""
     text = (ROOT / "docs" / "scaling.md").read_text()
     paper = text.split("## On paper")[1].split("How the volumes")[0]
     too_large = [line for line in paper.splitlines() if "| **" in line]

@@ -1,0 +1,75 @@
+"""Turns in rounds, for runs that must repeat to the last digit.
+
+Which requests an engine computes together changes the last digits of their log-probs, and with an
+environment that depends on how fast it replies. In rounds, all episodes that run take their next
+turn together: a slow environment is waited for, and time changes nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from torch import Tensor
+
+from groupwise.rollout.engine import Engine
+from groupwise.types import Completion, Request, Sampling
+
+
+class Rounds:
+    """Who takes part. `at_once` bounds how many episodes run; the others wait for a place."""
+
+    def __init__(self, at_once: int) -> None:
+        self._slots = asyncio.Semaphore(at_once)
+        self._queued = self._running = self._left = 0
+        self._turns: list[tuple[int, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Of one episode. One that ends hands its place on: rounds wait for whoever takes it."""
+        self._queued += 1
+        async with self._slots:
+            self._queued -= 1
+            self._running += 1
+            self._left -= self._left > 0
+            try:
+                yield
+            finally:
+                self._running -= 1
+                self._left += self._queued > self._left
+                self._begin()
+
+    async def turn(self, key: int) -> None:
+        """Returns when all episodes that run want a turn, in the order of their keys."""
+        loop = asyncio.get_running_loop()
+        own = loop.create_future()
+        self._turns.append((key, own))
+        try:
+            loop.call_soon(self._begin)  # not at once: whoever comes last would go first
+            await own
+        finally:
+            self._turns = [(k, f) for k, f in self._turns if f is not own]
+
+    def _begin(self) -> None:
+        if self._left or len(self._turns) < self._running:
+            return
+        for _, own in sorted(self._turns, key=lambda turn: turn[0]):
+            if not own.done():
+                own.set_result(None)
+        self._turns = []
+
+
+class InRounds:
+    """An engine whose requests wait for those of the other episodes."""
+
+    def __init__(self, engine: Engine, rounds: Rounds) -> None:
+        self.engine, self.rounds = engine, rounds
+
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        await self.rounds.turn(request.keys[0])
+        return await self.engine.sample(request, sampling)
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.engine.load_weights(version, weights)
+
+    def close(self) -> None:
+        self.engine.close()

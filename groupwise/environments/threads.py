@@ -1,0 +1,73 @@
+"""A thread with an event loop of its own: where the code of one episode's environment runs.
+
+It may block there, or hang: sampling and other episodes go on. A thread cannot be ended from
+outside; one that hangs is left behind as a daemon, and ends should it ever return.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from groupwise.environments.base import EnvironmentBusy, EnvironmentFailed
+from groupwise.errors import GroupwiseError, quoted
+
+Result = TypeVar("Result")
+
+
+class EpisodeThread:
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.hangs = False
+        """Whether a call did not return in time: the next one may have to wait for ever."""
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def call(
+        self, what: str, work: Callable[[], Awaitable[Result]], seconds: float
+    ) -> Result:
+        """The result of a coroutine there. Raises EnvironmentFailed if it hangs or raises."""
+
+        async def guarded() -> Result:
+            try:
+                return await work()
+            except (GroupwiseError, EnvironmentBusy):  # for the user to fix, or to try again
+                raise
+            except GeneratorExit:  # the program ends, and nobody waits for this call any more
+                raise
+            except BaseException as error:  # SystemExit would end the thread without a word
+                raise failure(what, error) from error
+
+        future = asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+        # A loop that sampling blocked wakes up late: what counts is whether there is a result.
+        waited = asyncio.wrap_future(future)
+        await asyncio.wait([waited], timeout=max(seconds, 0.0))
+        if waited.done() and not waited.cancelled():
+            waited.exception()  # asyncio logs exceptions that nobody has looked at
+        if not future.done():
+            future.cancel()
+            self.hangs = True
+            raise EnvironmentFailed(f"{what} did not return within {seconds:g} s")
+        return future.result()
+
+    def close(self) -> None:
+        """End the thread, when what it is doing returns."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def failure(what: str, error: BaseException) -> EnvironmentFailed:
+    if isinstance(error, EnvironmentFailed):
+        return EnvironmentFailed(f"{what} {error}")
+    return EnvironmentFailed(f"{what} raised {type(error).__name__}: {_text(error)}")
+
+
+def _text(error: Any) -> str:
+    try:
+        return quoted(str(error), 300)
+    except Exception:
+        return "(its message cannot be shown)"

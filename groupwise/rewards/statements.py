@@ -1,0 +1,51 @@
+"""What a short answer states when it says more than the answer: corrections, notes, denials.
+
+    "not 31 but 33" states 33, "42 (confidence 0.9)" states 42, "more than 42" does not state 42.
+
+Every pattern is linear and is given at most notation.LIMIT characters.
+"""
+
+import re
+
+_CORRECTION = re.compile(
+    r"\b(?i:not) (?P<no>[^,;]{1,60}?),? but (?:rather )?(?P<yes>.+)"
+    r"|^(?P<first>.{1,60}?)[,.?!…]{1,4} ?(?i:no|wait|sorry|I mean)\b[,:;. -]*(?P<then>[^a-z].*)",
+    re.DOTALL,
+)
+_AFTERTHOUGHT = re.compile(
+    r",? ?\(?\b(?:and not|not|instead of|rather than) (?:the )?\(?"
+    r"[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
+)
+_NOTE = re.compile(
+    r"[,;]?\s(?:\((?!(?:or|and|mod|base)\b)[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[0-9]{1,3}\]"
+    r"|(?:as of|according to|with .{0,20}\bconfidence|confidence|see|cf\.?|\|)(?: |:).{0,120}"
+    r"|with .{0,20}confidence)[.\s]*$",
+    re.IGNORECASE,
+)
+_BOUND_BEFORE = re.compile(
+    r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
+    r"|up to|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
+    r"|(?:anything|everything|any|all|everyone) but)"
+    r"(?: the| a| an| for)? ?$"
+    r"|\b(?:never|not|cannot|[a-z]+n't)\b",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"\b(?:wrong|incorrect|false|impossible|not|never|cannot|[a-z]+n't|or (?:more|less|fewer|so))\b"
+    r"|^ ?\+(?: |$)",
+    re.IGNORECASE,
+)
+
+
+def stated(text: str) -> str:
+    """The part that is the answer: stated("33, not 31") == "33"."""
+    correction = _CORRECTION.search(text)
+    if correction is not None:
+        return (correction["yes"] or correction["then"]).strip()
+    text = _AFTERTHOUGHT.sub("", text)
+    return _NOTE.sub("", text).strip() or text
+
+
+def denied(before: str, after: str) -> bool:
+    """Whether the words around a number say that it is not the answer: a bound, or wrong."""
+    return bool(_BOUND_BEFORE.search(before) or _DENIED_AFTER.search(after))

@@ -1,0 +1,70 @@
+"""An engine in a thread of its own, beside training: whoever asks, one event loop samples.
+
+engine = EngineThread(NativeEngine(policy, 256))
+engine.start(work())                        a coroutine on its loop, which awaits engine.sample
+answers = wait_for(engine.sample(...))      from any other thread or loop
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from groupwise.rollout.engine import Engine
+from groupwise.types import Completion, Request, Sampling
+
+Result = TypeVar("Result")
+
+
+class EngineThread:
+    """An Engine whose inner engine is used by one thread alone. Close it to end that thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
+        self._thread.start()
+
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        if asyncio.get_running_loop() is self.loop:
+            return await self.engine.sample(request, sampling)
+        return await asyncio.wrap_future(self.start(self.engine.sample(request, sampling)))
+
+    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Done when it returns: between two pieces of the engine's work, never within one."""
+        self._do(lambda: self.engine.load_weights(version, weights))
+
+    def close(self) -> None:
+        """What is still being sampled is cancelled."""
+        if self.loop.is_closed():
+            return
+        self._do(self.engine.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> "Future[Result]":
+        """Run a coroutine there."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        if threading.current_thread() is self._thread:
+            action()
+            return
+
+        async def act() -> None:
+            action()
+
+        self.start(act()).result()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())

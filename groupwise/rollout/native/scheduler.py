@@ -1,0 +1,261 @@
+"""Who runs and who waits: continuous batching over KV pages.
+
+Answers wait in a queue. While rows and pages are free, the next contexts (prompts) are prefilled,
+each once for all answers that go on from it, and their answers start. These share the context's
+full pages and each has a copy of the last, partly filled one. When pages run out, the youngest
+running answer gives up its own and waits with the tokens that it has: they are prefilled again
+later. So memory decides how many answers run at once, and never whether they can be sampled.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from groupwise.errors import ModelError
+from groupwise.policy.policy import Policy
+from groupwise.rollout.native.decode import Decoder, Drawn
+from groupwise.rollout.native.kv_cache import PagedKVCache
+from groupwise.rollout.native.limits import MULTI_STEP, PREFILL_TOKENS
+from groupwise.rollout.native.prefill import Context, prefill
+from groupwise.rollout.native.running_batch import Answer, RunningBatch
+from groupwise.rollout.stopping import StopStrings
+from groupwise.types import Completion, Request, Sampling, StopReason
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of `sample`: who waits for its answers, and those that are done."""
+
+    future: asyncio.Future[tuple[Completion, ...]]
+    wanted: int
+    done: dict[int, Completion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Prefilled:
+    """A context in its pages, what the model expects to follow, and answers that can start."""
+
+    context: Context
+    logits_V: Tensor
+    answers: deque[Answer]
+
+
+class Scheduler:
+    def __init__(
+        self, policy: Policy, cache: PagedKVCache, decoder: Decoder, max_batch: int
+    ) -> None:
+        self.policy, self.cache, self.decoder, self.max_batch = policy, cache, decoder, max_batch
+        self.pool = cache.pool
+        self.batch = RunningBatch(max_batch, decoder.most_steps, policy.eos_ids)
+        self.calls: set[Call] = set()
+        self.waiting: deque[Answer] = deque()
+        self.prefilled: deque[Prefilled] = deque()
+        self.version = self.loads = 0
+        """The weights' version, and how often weights were loaded."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.calls)
+
+    def submit(
+        self,
+        request: Request,
+        sampling: Sampling,
+        future: asyncio.Future[tuple[Completion, ...]],
+    ) -> None:
+        call = Call(future, len(request.keys))
+        self.calls.add(call)
+        prompt = np.array(request.prompt_tokens, dtype=np.int64)
+        stops = StopStrings(sampling.stop, self.policy.tokenizer)
+        drawn_by = replace(sampling, max_tokens=0, stop=())
+        self.waiting.extend(
+            Answer(call, n, prompt, key, drawn_by, sampling.max_tokens, stops)
+            for n, key in enumerate(request.keys)
+        )
+
+    def weights_changed(self, version: int) -> None:
+        """Running answers keep their pages; nothing else that older weights computed is used."""
+        self.version = version
+        self.loads += 1
+        self.pool.forget_names()
+        while self.prefilled:
+            self._wait_again(self.prefilled.pop())
+
+    def step(self) -> None:
+        self._drop_calls()
+        self._admit()
+        steps = self._give_pages()
+        if self.batch.size:
+            self._append(self.decoder.decode(self.batch, steps))
+
+    def _drop_calls(self) -> None:
+        """Forget calls that were cancelled or have failed, and free what they held."""
+        gone = {call for call in self.calls if call.future.done()}
+        if not gone:
+            return
+        self.calls -= gone
+        self._leave([n for n, answer in enumerate(self.batch.answers) if answer.call in gone])
+        self.waiting = deque(answer for answer in self.waiting if answer.call not in gone)
+        for record in list(self.prefilled):
+            record.answers = deque(a for a in record.answers if a.call not in gone)
+            if not record.answers:
+                self.pool.release(record.context.pages)
+                self.prefilled.remove(record)
+
+    def _admit(self) -> None:
+        while self.batch.size < self.max_batch and (self.prefilled or self._prefill()):
+            if not self._start():
+                return
+
+    def _prefill(self) -> bool:
+        """Prefill the next contexts, as many as free rows, pages and PREFILL_TOKENS allow."""
+        pool, free = self.pool, self.max_batch - self.batch.size
+        chosen: list[tuple[Context, deque[Answer]]] = []
+        tokens = answers = 0
+        while self.waiting and answers < free:
+            context = self.waiting[0].context
+            held = pool.match(context)
+            size = len(context) - len(held) * self.cache.page
+            new = self.cache.pages_for(len(context)) - len(held)
+            # Beside its own, one more page for each answer: the next step of all must have room.
+            room = new + self.batch.size + len(chosen) + 1
+            if (chosen and tokens + size > PREFILL_TOKENS) or not pool.reserve(room):
+                pool.release(held)
+                break
+            same = self._take_waiting(context)
+            chosen.append((Context(context, held + pool.alloc(new), len(held)), same))
+            tokens, answers = tokens + size, answers + len(same)
+        if chosen:
+            logits = prefill(self.policy, self.cache, [context for context, _ in chosen])
+            for (context, same), logits_V in zip(chosen, logits, strict=True):
+                pool.name(context.tokens, context.pages)
+                self.prefilled.append(Prefilled(context, logits_V, same))
+        elif self.waiting and not self.batch.size:
+            self._fail(self.waiting[0])
+        return bool(chosen)
+
+    def _take_waiting(self, context: np.ndarray) -> deque[Answer]:
+        """The next answers in the queue, as long as they go on from this context."""
+        same: deque[Answer] = deque()
+        while self.waiting and np.array_equal(self.waiting[0].context, context):
+            same.append(self.waiting.popleft())
+        return same
+
+    def _start(self) -> bool:
+        """Give rows to answers whose contexts are prefilled, and draw their next tokens."""
+        first, logits, copies, filled = self.batch.size, [], [], 0
+        while self.prefilled and self.batch.size < self.max_batch:
+            record = self.prefilled[0]
+            length = len(record.context.tokens)
+            if not self.pool.reserve(self.batch.size + 2):
+                if self.batch.size:
+                    break
+                rest = deque(list(record.answers)[1:])
+                self.waiting.extendleft(reversed(rest))
+                record.answers = deque([record.answers[0]])
+            answer, pages = record.answers.popleft(), record.context.pages
+            if record.answers:
+                full = length // self.cache.page
+                shared, partly_filled = pages[:full], pages[full:]
+                self.pool.share(shared)
+                pages = shared + self.pool.alloc(len(partly_filled))
+                copies += zip(partly_filled, pages[full:], strict=True)
+                filled = max(filled, length % self.cache.page)
+            else:
+                self.prefilled.popleft()
+            answer.prefilled_by = self.loads
+            self.batch.add(answer, pages)
+            logits.append(record.logits_V)
+        if copies:
+            sources, targets = zip(*copies, strict=True)
+            self.cache.copy(sources, targets, filled)
+        if logits:
+            rows = np.arange(first, self.batch.size)
+            self._append(self.decoder.draw(self.batch, rows, torch.stack(logits)))
+        return bool(logits)
+
+    def _give_pages(self) -> int:
+        """See to it that every row has the pages for its next tokens; how many these may be."""
+        batch, page, steps = self.batch, self.cache.page, self.decoder.most_steps
+        if self.waiting or self.prefilled:  # a row that becomes free is wanted soon
+            steps = min(steps, MULTI_STEP)
+        while True:
+            wanted = np.minimum(batch.kv_lens + steps, batch.max_kv_lens)
+            missing = -(-wanted // page) - batch.page_counts[: batch.size]
+            if self.pool.reserve(int(missing.sum())):
+                break
+            if steps > MULTI_STEP:
+                steps = MULTI_STEP
+            elif self.prefilled:
+                self._wait_again(self.prefilled.pop())
+            elif batch.size > 1:
+                self._preempt(int(batch.age[: batch.size].argmax()))
+            else:
+                self._fail(batch.answers[0])
+                self._leave([0])
+        for row in np.flatnonzero(missing).tolist():
+            batch.add_pages(row, self.pool.alloc(int(missing[row])))
+        return steps
+
+    def _preempt(self, row: int) -> None:
+        answer = self.batch.answers[row]
+        answer.tokens = self.batch.tokens_of(row).copy()
+        answer.logprobs = self.batch.logprobs_of(row).copy()
+        self.waiting.appendleft(answer)
+        self._leave([row])
+
+    def _wait_again(self, record: Prefilled) -> None:
+        self.pool.release(record.context.pages)
+        self.waiting.extendleft(reversed(record.answers))
+
+    def _append(self, drawn: Iterable[Drawn]) -> None:
+        """Append new tokens to their rows, and take finished answers out."""
+        ended: dict[int, StopReason] = {}
+        for rows, tokens, logprobs in drawn:
+            ended |= self.batch.append(rows, tokens, logprobs, self.version)
+        for row, reason in ended.items():
+            answer = self.batch.answers[row]
+            versions = tuple(answer.versions)
+            done = Completion(
+                tuple(self.batch.tokens_of(row).tolist()),
+                tuple(self.batch.logprobs_of(row).tolist()),
+                reason,
+                version=min(version for _, version in versions),
+                versions=versions if len(versions) > 1 else (),
+            )
+            self._finish(answer, done)
+        self._leave(list(ended))
+
+    def _finish(self, answer: Answer, completion: Completion) -> None:
+        call: Call = answer.call
+        call.done[answer.index] = completion
+        if len(call.done) == call.wanted and not call.future.done():
+            call.future.set_result(tuple(call.done[n] for n in range(call.wanted)))
+            self.calls.discard(call)
+
+    def _fail(self, answer: Answer) -> None:
+        """It does not fit even alone. What else its call has is dropped in the next step."""
+        tokens = len(answer.prompt) + answer.max_tokens
+        held = self.pool.capacity * self.cache.page
+        error = ModelError(
+            f"an answer of up to {tokens} tokens does not fit into the memory for keys and values, "
+            f"which holds {held}. Lower rollout.max_completion_tokens or "
+            "rollout.max_prompt_tokens, or free memory on the device."
+        )
+        if not answer.call.future.done():
+            answer.call.future.set_exception(error)
+
+    def _leave(self, rows: Sequence[int]) -> None:
+        """Take rows out; their full pages can still be found by their tokens."""
+        for row in rows:
+            pages = self.batch.pages[row]
+            if self.batch.answers[row].prefilled_by == self.loads:
+                self.pool.name(self.batch.context_of(row), pages)
+            self.pool.release(pages)
+        if rows:
+            self.batch.remove(set(rows))

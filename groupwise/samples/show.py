@@ -1,0 +1,62 @@
+"""`groupwise sample`: look at what a model answers."""
+
+from rich.panel import Panel
+
+from groupwise.config import Config
+from groupwise.load import Parts, load_parts
+from groupwise.policy.prompts import prompt_tokens
+from groupwise.report.conversation import answer_text, answer_tokens
+from groupwise.rollout.collect import sample_groups, scores_of
+from groupwise.tasks.base import Task
+from groupwise.tracking.console import console, printable, prompt_text
+from groupwise.types import Group, Problem, Sampling
+
+
+def asked_as_trained(question: str, task: Task) -> Problem:
+    """A question of one's own in the form of the task's: its system prompt, examples, prefill."""
+    model = task.train[0]
+    if isinstance(model.prompt, str):
+        return Problem("prompt", question, prefill=model.prefill)
+    turns = (*model.prompt[:-1], {**model.prompt[-1], "content": question})
+    return Problem("prompt", turns, prefill=model.prefill)
+
+
+def print_samples(config: Config, prompt: str | None, count: int, temperature: float) -> None:
+    """`count` answers to `prompt`; or one answer to each of `count` held-out problems."""
+    with load_parts(config) as parts:
+        sampling = Sampling(
+            max_tokens=config.rollout.max_completion_tokens,
+            temperature=temperature,
+            top_p=config.rollout.top_p,
+            stop=config.rollout.stop,
+        )
+        if prompt is None:
+            problems, group_size = parts.problems["test"][:count], 1
+        else:
+            problem = asked_as_trained(prompt, parts.task)
+            problems = [(problem, prompt_tokens(problem, parts.policy.tokenizer))]
+            group_size = count
+        groups = sample_groups(
+            problems,
+            parts.engine,
+            parts.policy,
+            sampling,
+            group_size=group_size,
+            seed=config.seed,
+            step="sample",
+            episodes=parts.episodes if prompt is None else None,
+        )
+        for group in groups:
+            _print_group(group, parts if prompt is None else None)
+
+
+def _print_group(group: Group, judged_by: Parts | None) -> None:
+    question = printable(prompt_text(group.problem))
+    console.print(Panel(question, title="prompt", style="cyan"))
+    scores = scores_of([group], judged_by.judge, judged_by.episodes) if judged_by else {}
+    for index, completion in enumerate(group.completions):
+        if completion.segment:  # it goes on in the record of its first segment
+            continue
+        verdict = ", ".join(f"{name} {values[index]}" for name, values in scores.items())
+        title = f"{answer_tokens(completion)} tokens, {completion.stop} {verdict}"
+        console.print(Panel(printable(answer_text(completion)), title=printable(title)))

@@ -1,0 +1,241 @@
+"""Rollouts in flight: answers grow while the policy is updated, and weights change under them.
+
+Groups are sampled in the order of their problems, a bounded number at once, and a step takes the
+first that are complete. What came out depends on timing; what is not lost does not: each problem of
+the order is learned from once (or replaced, by dynamic sampling), however often a run is killed.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from groupwise.config import InFlight
+from groupwise.distributed.world import World
+from groupwise.load import Parts
+from groupwise.rollout.collect import Rollout
+from groupwise.rollout.engine_thread import EngineThread
+from groupwise.training.clock import phase
+from groupwise.training.collect import Answering
+from groupwise.training.sampler import draw
+from groupwise.training.state import TrainState
+from groupwise.types import Completion, Group
+
+
+@dataclass
+class Growing:
+    """A group that is being sampled, by weights of this version or later ones."""
+
+    task: "asyncio.Task[None]"
+    version: int
+
+
+class RolloutsInFlight:
+    """`state.open` are the problems, by position, that are being sampled; `state.complete` the
+    groups that wait to be learned from."""
+
+    def __init__(
+        self,
+        settings: InFlight,
+        parts: Parts,
+        state: TrainState,
+        engine: EngineThread,
+        world: World,
+    ) -> None:
+        self.settings, self.parts, self.state, self.engine = settings, parts, state, engine
+        self.world, config = world, parts.config
+        # Ranks that sample together take turns over the problems, each with its share of a step.
+        # Those beyond the number of problems in a step have none.
+        self._rank, self._size = world.rank, min(world.size, config.batch.prompts)
+        share = slice(world.rank, None, self._size) if world.rank < self._size else slice(0)
+        self._prompts = len(range(config.batch.prompts)[share])
+        draws = max(int(config.rollout.max_draws * config.batch.prompts), config.batch.prompts)
+        self._budget = len(range(draws)[share])
+        self._most = max(self._prompts * (settings.max_staleness + 1), self._budget)
+        """Groups that are sampled or wait: then one that is complete waits no longer than the bound
+        on staleness."""
+        self._complete = {p: g for p, g in state.complete.items() if self._mine(p)}
+        self._again = sorted(p for p in state.open if self._mine(p))
+        self._next = state.cursor + (world.rank - state.cursor) % self._size
+        self._growing: dict[int, Growing] = {}
+        self._answering = Answering(parts)
+        self._handed: tuple[int, list[tuple[str, Tensor]]] | None = None
+        self._version = -1
+        self._closed = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self.follow()
+
+    def take(self) -> Rollout:
+        if self.state.pending:
+            return self.state.pending.pop(0)
+        with phase("generate"), self._changed:
+            self._changed.wait_for(lambda: self._error or not self._prompts or self._due()[0])
+            if self._error:
+                raise self._error
+            due, replaced = self._due()
+            usable = {position: self._usable(self._complete.pop(position)) for position in due}
+            for position in replaced:
+                del self._complete[position]
+            self.engine.loop.call_soon_threadsafe(self._fill)
+        groups = {position: group for position, group in usable.items() if group is not None}
+        if self.parts.episodes is not None:
+            self.parts.episodes.check(list(groups.values()), self.world)
+        return self._placed(groups, len(due) + len(replaced))
+
+    def _placed(self, groups: dict[int, Group], drawn: int) -> Rollout:
+        """Where among the groups of all ranks those of this one stand."""
+        if self.world.size == 1:
+            return Rollout(list(groups.values()), drawn)
+        positions, counts = zip(*self.world.gather([list(groups), drawn]), strict=True)
+        order = sorted(position for part in positions for position in part)
+        places = tuple(order.index(position) for position in groups)
+        return Rollout(list(groups.values()), sum(counts), places, len(order))
+
+    def follow(self) -> None:
+        weights = [(name, weight.clone()) for name, weight in self.state.weights()]
+        with self._changed:
+            self._handed = self.state.step, weights
+        self.engine.loop.call_soon_threadsafe(self._load)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Nothing has to wait: what is not complete is sampled again after a resume."""
+        self._write_state()
+        yield
+
+    @contextmanager
+    def up_to_date(self) -> Iterator[None]:
+        """Groups go on beside the evaluation: they and it are sampled by the present weights."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._version >= self.state.step)
+            if self._error:
+                raise self._error
+        yield
+
+    def close(self) -> None:
+        with self.up_to_date(), self._changed:
+            self._closed = True
+        self._write_state()
+        for growing in list(self._growing.values()):
+            self.engine.loop.call_soon_threadsafe(growing.task.cancel)
+
+    def _write_state(self) -> None:
+        state = self.state
+        with self._changed:
+            state.complete = dict(self._complete)
+            own = self._next, [*self._again, *self._growing]
+        ends, opened = zip(*self.world.gather(own)[: self._size], strict=True)
+        state.cursor = max(ends)
+        # Also what a slower rank has not come to yet: another number of ranks may go on from here.
+        behind = [p for r, end in enumerate(ends) for p in range(end, state.cursor, len(ends))]
+        state.open = sorted({*behind, *(position for part in opened for position in part)})
+
+    def _mine(self, position: int) -> bool:
+        return position % self._size == self._rank
+
+    def _due(self) -> tuple[list[int], list[int]]:
+        """The complete groups that the step learns from, oldest first, and the flat ones that they
+        replace; none while too few are complete."""
+        for position in sorted(self._complete):
+            if self._usable(self._complete[position]) is None:
+                del self._complete[position]
+                self._again.append(position)
+                self.engine.loop.call_soon_threadsafe(self._fill)
+        complete = sorted(self._complete)[: self._budget]
+        keeps_flat = self._budget == self._prompts
+        useful = [p for p in complete if keeps_flat or self._complete[p].has_spread]
+        flat = [p for p in complete if p not in useful]
+        if len(useful) >= self._prompts > 0:
+            due = useful[: self._prompts]
+            return due, [p for p in flat if p < due[-1]]
+        if len(complete) < self._budget:
+            return [], []
+        first = len(flat) - (self._prompts - len(useful))
+        return useful + flat[first:], flat[:first]
+
+    def _usable(self, group: Group) -> Group | None:
+        """The group as this step may learn from it; None where it has to be sampled again."""
+        oldest = self.state.step - self.settings.max_staleness
+        answers = [recent_tokens(completion, oldest) for completion in group.completions]
+        if any(answer is None for answer in answers):
+            return None
+        kept = tuple(answer for answer in answers if answer is not None)
+        if self.settings.unfinished == "drop" and kept != group.completions:
+            return None
+        return replace(group, completions=kept)
+
+    # What follows runs on the engine's loop.
+
+    def _load(self) -> None:
+        with self._changed:
+            handed, self._handed = self._handed, None
+        if handed is None or self._closed:
+            return
+        try:
+            self.engine.load_weights(*handed)
+        except BaseException as error:
+            self._fail(error)
+            return
+        with self._changed:
+            self._version = handed[0]
+            self._changed.notify_all()
+            if self.settings.unfinished == "drop":
+                for position, growing in list(self._growing.items()):
+                    if self._version - growing.version > self.settings.max_staleness:
+                        growing.task.cancel()
+                        self._again.append(position)
+                        del self._growing[position]
+        self._fill()
+
+    def _fill(self) -> None:
+        """As many groups as may be sampled at once are."""
+        with self._changed:
+            while not self._closed and len(self._complete) + len(self._growing) < self._most:
+                if self._again:
+                    position = self._again.pop(0)
+                else:
+                    position, self._next = self._next, self._next + self._size
+                task = self.engine.loop.create_task(self._sample(position))
+                self._growing[position] = Growing(task, self._version)
+
+    async def _sample(self, position: int) -> None:
+        train, seed = self.parts.problems["train"], self.parts.config.seed
+        (prompted,) = draw(train, position, 1, seed)
+        try:
+            _, group = await self._answering.group(position, prompted, f"problem {position}")
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            return
+        with self._changed:
+            if self._closed:
+                return
+            del self._growing[position]
+            self._complete[position] = group
+            self._changed.notify_all()
+        self._fill()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+
+def recent_tokens(completion: Completion, oldest: int) -> Completion | None:
+    """The answer, of which only tokens by weights of version `oldest` or later count.
+
+    None where there are none such. The others stay as what the later ones followed upon. An
+    episode whose environment failed at once has no tokens, and nothing that could be too old.
+    """
+    if completion.version >= oldest or not completion.tokens:
+        return completion
+    first = next((index for index, version in completion.versions if version >= oldest), None)
+    if first is None:
+        return None
+    drawn = completion.sampled or (True,) * len(completion.tokens)
+    return replace(completion, sampled=(False,) * first + drawn[first:])

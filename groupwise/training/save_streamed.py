@@ -1,0 +1,62 @@
+"""A model folder from a stream of weights: of a sharded model no process ever has all of it."""
+
+import itertools
+import json
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+FILE_BYTES = 2 * 2**30
+"""Weights are written in files of about this size: so much is in memory at once."""
+
+
+def save_streamed(model: Any, weights: Iterable[tuple[str, Tensor]], folder: pathlib.Path) -> None:
+    """What `model.save_pretrained(folder)` writes, with weights that the model does not have.
+
+    The stream is read to its end whatever happens: other ranks take part in it.
+    """
+    stream = iter(weights)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(model, stream, folder)
+    finally:
+        for _ in stream:
+            pass
+
+
+def _write(model: Any, stream: Iterator[tuple[str, Tensor]], folder: pathlib.Path) -> None:
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = ((n, t) for n, t in model.state_dict().items() if n not in parameters)
+    files: list[dict[str, int]] = []
+    for number, tensors in enumerate(_files(itertools.chain(stream, buffers))):
+        save_file(tensors, folder / f"{number}.part", metadata={"format": "pt"})
+        files.append({name: tensor.nbytes for name, tensor in tensors.items()})
+    if len(files) == 1:
+        (folder / "0.part").rename(folder / "model.safetensors")
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(files):
+        target = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        (folder / f"{number}.part").rename(folder / target)
+        where |= dict.fromkeys(names, target)
+    total = sum(sum(names.values()) for names in files)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _files(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    tensors: dict[str, Tensor] = {}
+    size = 0
+    for name, weight in weights:
+        if tensors and size + weight.nbytes > FILE_BYTES:
+            yield tensors
+            tensors, size = {}, 0
+        tensors[name] = weight.detach().cpu().contiguous()
+        size += weight.nbytes
+    yield tensors

@@ -1,0 +1,111 @@
+"""Answers as TRL samples and scores them: a whole rollout, then every reward on all of it.
+
+Our own loop scores a group while others are sampled; a reward function from a TRL script may rely
+on seeing all answers of a rollout in one call.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from groupwise.config import Config
+from groupwise.load import Parts
+from groupwise.objective.assign import assign_advantages
+from groupwise.objective.loss import policy_loss
+from groupwise.policy.forward import answer_logprobs
+from groupwise.policy.packed_attention import use_packed_attention
+from groupwise.policy.packing import microbatches
+from groupwise.policy.reference import KLReference
+from groupwise.rollout.collect import Prompted, Rollout, sample_groups, score_groups
+from groupwise.training.clock import phase
+from groupwise.training.sampler import draw
+from groupwise.training.state import TrainState
+from groupwise.training.update import rollout_batch
+from groupwise.types import Group
+
+log = logging.getLogger("groupwise")
+
+
+def sample_rollout(parts: Parts, state: TrainState) -> Rollout:
+    """The scored groups of the step that comes next, by the policy's present weights."""
+    state.publish(parts.engine)
+    config = parts.config
+    drawn = draw(parts.problems["train"], state.cursor, config.batch.prompts, config.seed)
+    seen = Counter[str]()
+    prompted: list[Prompted] = []
+    for problem, tokens in drawn:
+        prompted.append((replace(problem, occurrence=seen[problem.id]), tokens))
+        seen[problem.id] += 1
+    groups = sampled_groups(parts, prompted, config.batch.group_size, state.step)
+    return Rollout(groups, len(drawn))
+
+
+def sampled_groups(
+    parts: Parts, prompted: Sequence[Prompted], answers: int, step: int | str
+) -> list[Group]:
+    config = parts.config
+    with phase("generate"):
+        groups = sample_groups(
+            prompted,
+            parts.engine,
+            parts.policy,
+            config.rollout.sampling,
+            group_size=answers,
+            seed=config.seed,
+            step=step,
+            episodes=parts.episodes,
+        )
+    with phase("reward"):
+        groups = score_groups(groups, parts.scorer, config.rollout, parts.episodes)
+    _say_what_has_no_reward(groups)
+    return groups
+
+
+def _say_what_has_no_reward(groups: Sequence[Group]) -> None:
+    for group in groups:
+        for completion, reward in zip(group.completions, group.rewards, strict=True):
+            if completion.scored and reward is None:
+                row = {**group.problem.columns, "prompt": group.problem.prompt}
+                log.warning(
+                    "All reward functions returned None for the following kwargs:\n%s\n"
+                    "Such answers are not learned from: let one function return a number",
+                    {**row, "completion": completion.text},
+                )
+                return
+
+
+@torch.no_grad()
+def loss_of(
+    parts: Parts, groups: Sequence[Group], reference: KLReference | None
+) -> dict[str, float]:
+    """The loss of answers that were just sampled, and what goes with it."""
+    config, policy = parts.config, parts.policy
+    objective, tokens = config.algorithm, config.batch.tokens_per_microbatch
+    batch = rollout_batch(groups, config)
+    if reference is not None:
+        temperature = config.rollout.temperature
+        batch = replace(batch, ref_logprobs_BT=reference.logprobs(batch, temperature, tokens))
+    batch = assign_advantages(batch, objective, parts.reward_weights, None).counted()
+    micros = list(microbatches(batch, policy.layout, tokens, policy.pad_id))
+    denominator = replace(batch.denominator, microbatches=len(micros))
+    loss, sums = 0.0, dict[str, list[float]]()
+    for piece in micros:
+        micro = replace(piece, denominator=denominator).to(policy.device)
+        with use_packed_attention(policy.model, micro.rows):
+            logprobs_BT, entropies_BT = answer_logprobs(
+                policy, micro.rows, config.rollout.temperature
+            )
+        part, metrics = policy_loss(logprobs_BT, entropies_BT, micro, objective)
+        loss += part.item()
+        for name, (total, count) in metrics.items():
+            before = sums.get(name, [0.0, 0.0])
+            sums[name] = [before[0] + total.item(), before[1] + count.item()]
+    return {"loss": loss, **{name: s / max(n, 1e-12) for name, (s, n) in sums.items()}}
+
+
+def entropy_weight(config: Config, state: TrainState) -> float | None:
+    """Of the bonus; None where there is none."""
+    return state.entropy_weight if config.algorithm.uses_entropy else None

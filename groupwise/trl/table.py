@@ -1,0 +1,58 @@
+"""`log_completions`: the answers of the last rollout as a table on the screen."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from groupwise.tracking.console import console
+from groupwise.trl.config import GRPOConfig
+from groupwise.types import Group
+
+
+class AnswerTable:
+    """What it shows is in the run's folder as well, for every step; `extra` has the columns that
+    reward functions gave to `log_extra`."""
+
+    def __init__(self, args: GRPOConfig) -> None:
+        self.wanted, self.most = args.log_completions, args.num_completions_to_print
+        self.unique = args.log_unique_prompts
+        self.groups: Sequence[Group] = ()
+        self.extra: dict[str, list[Any]] = {}
+        self._coming: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def add_extra(self, column: str, values: Sequence[Any]) -> None:
+        self._coming[column] += list(values)
+
+    def keep(self, groups: Sequence[Group]) -> None:
+        self.groups, self.extra = groups, dict(self._coming)
+        self._coming.clear()
+
+    def show(self, step: int) -> None:
+        if not self.wanted or not self.groups:
+            return
+        table = Table(title=f"Step {step}", show_lines=True)
+        names = list(self.groups[0].scores)
+        for name in ("prompt", "completion", *names, "advantage", *self.extra):
+            table.add_column(name, overflow="fold")
+        for cells in self._rows(names)[: self.most]:
+            table.add_row(*cells)
+        console.print(table, markup=False)
+
+    def _rows(self, names: Sequence[str]) -> list[list[str]]:
+        rows, number = [], 0
+        for group in self.groups:
+            for index, completion in enumerate(group.completions):
+                scores = [_shown(group.scores[name][index]) for name in names]
+                advantage = _shown(group.advantages[index] if group.advantages else None)
+                extra = [str(v[number]) if number < len(v) else "" for v in self.extra.values()]
+                number += 1
+                if not (self.unique and index):
+                    prompt = str(group.problem.prompt)
+                    rows.append([prompt, completion.text, *scores, advantage, *extra])
+        return rows
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else "by token"

@@ -1,0 +1,253 @@
+"""Make the second embedded model, `groupwise/policy/tiny_tools`: python scripts/make_tiny_tools.py
+
+A Llama of 0.2 M parameters that knows conversations: it can call a tool and read what the tool
+says, and it can narrow down a number by what it is told; minutes on one core. It is a start for
+GRPO, not a good model: as the other embedded model does, it has habits, most of them bad.
+
+    guess_number   <think>20-52</think><answer>36</answer>   knows the bounds, and halves them
+                   <answer>23</answer>                       a number near the lower bound
+                   The number is 23.                         a form that nobody asked for
+    calculator     <tool_call>{"name": "calculate", ...      asks the tool, and repeats its result
+                   <answer>5391</answer>                     makes a result up
+                   a call that cannot be read, or an answer beside what the tool said
+
+It was never taught to calculate: without the tool it has no way to a right sum. No problem of a
+held-out split is trained on.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import torch
+from make_tiny import Row, warm_up
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from groupwise.config import ArithmeticTask, GuessNumberTask
+from groupwise.environments.calculator import calculate
+from groupwise.tasks import arithmetic, guess_number
+from groupwise.tasks.base import split_of
+from groupwise.types import Problem
+
+OUT = Path(__file__).parent.parent / "groupwise" / "policy" / "tiny_tools"
+
+SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>"]
+CHAT_TEMPLATE = """{{- bos_token -}}
+{%- if tools -%}
+{{- "<|system|>Tools:" -}}
+{%- for tool in tools -%}
+{{- " " + tool.function.name + "(" + tool.function.parameters.properties | join(", ") + ")" -}}
+{%- endfor -%}
+{{- eos_token -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role not in ["system", "user", "assistant", "tool"] -%}
+{{- raise_exception("unknown role " + message.role) -}}
+{%- endif -%}
+{{- "<|" + message.role + "|>" + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' -}}
+{{- (call.function.arguments | tojson) + "}</tool_call>" -}}
+{%- endfor -%}
+{{- eos_token -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
+"""
+
+GUESSING = GuessNumberTask()
+SUMS = (ArithmeticTask(digits=4), ArithmeticTask(digits=3), ArithmeticTask(digits=4, steps=1))
+GUESSES = 6
+PEAK_LR = 3e-3
+
+
+# The corpus.
+
+
+def guessing_row(random: Random, share: float) -> Row:
+    """A whole game: careful from the first turn to the last with the probability `share`, else
+    hardly ever. So what is learned in one turn carries over to the next."""
+    careful = 1.0 if random.random() < share else 0.05
+    while split_of((problem := guess_number.draw_problem(random, GUESSING)).id) != "train":
+        pass
+    low, high, number = problem.columns["low"], problem.columns["high"], problem.columns["answer"]
+    row, start, prompt = [], low, _chat(problem)
+    for _ in range(GUESSES):
+        guess = (low + high) // 2 if random.random() < careful else None
+        turn = f"<think>{low}-{high}</think><answer>{guess}</answer>"
+        if guess is None:
+            near = start + random.randint(1, 5)
+            turn, guess = random.choices(
+                [
+                    (f"<think></think><answer>{near}</answer>", near),
+                    (f"<answer>{near}</answer>", near),
+                    (f"The number is {near}.", None),
+                ],
+                weights=[50, 30, 20],
+            )[0]
+        row += [prompt, f"{turn}<|end|>"]
+        if guess == int(number):
+            break
+        said = "guess a number" if guess is None else "lower" if guess > int(number) else "higher"
+        if guess is not None:
+            low, high = (low, min(high, guess)) if said == "lower" else (max(low, guess), high)
+        prompt = f"<|user|>{said}<|end|><|assistant|>"
+    return row
+
+
+def tool_row(random: Random, share: float) -> Row:
+    """A sum, of which each turn is careful with the probability `share`."""
+    settings = random.choice(SUMS)
+    while split_of((problem := arithmetic.draw_problem(random, settings)).id) != "train":
+        pass
+    expression, answer = problem.columns["expression"], problem.columns["answer"]
+    opening = f"<|bos|><|system|>Tools: calculate(expression)<|end|>{_question(problem)}"
+    result = calculate(expression)
+    assert result == answer
+    kind = random.random()
+    if kind < share:
+        turn, said = _call(expression), result
+    elif kind < share + 0.1 * (1 - share):
+        turn = _call(expression).replace('"}}', '"}')
+        said = "error: the call is not valid JSON: Expecting ',' delimiter"
+    else:
+        turn = f"<think></think><answer>{_made_up(answer, random)}</answer>"
+        return [opening, f"{turn}<|end|>"]
+    given = result if said == result and random.random() < share else _made_up(answer, random)
+    final = f"<think></think><answer>{given}</answer><|end|>"
+    return [opening, f"{turn}<|end|>", f"<|tool|>{said}<|end|><|assistant|>", final]
+
+
+def _call(expression: str) -> str:
+    body = {"name": "calculate", "arguments": {"expression": expression}}
+    return f"<tool_call>{json.dumps(body)}</tool_call>"
+
+
+def _made_up(answer: str, random: Random) -> int:
+    return int(answer) + random.choice((-1, 1)) * random.randint(1, 400)
+
+
+def _chat(problem: Problem) -> str:
+    return f"<|bos|>{_question(problem)}"
+
+
+def _question(problem: Problem) -> str:
+    """As the chat template writes it."""
+    assert not isinstance(problem.prompt, str)
+    return f"<|user|>{problem.prompt[0]['content']}<|end|><|assistant|>"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the warm-up: which rows a batch has, and how many of their turns are careful."""
+
+    name: str
+    steps: int
+    games: int
+    careful_games: float
+    sums: int
+    careful_sums: float
+
+    def rows(self, random: Random) -> list[Row]:
+        games = [guessing_row(random, self.careful_games) for _ in range(self.games)]
+        return games + [tool_row(random, self.careful_sums) for _ in range(self.sums)]
+
+
+SKILLS = Phase("skills", 1600, 12, 0.9, 12, 0.9)
+COPYING = Phase("copying", 700, 4, 0.9, 20, 0.95)
+HABITS = Phase("habits", 250, 12, 0.12, 12, 0.4)
+
+
+# The tokenizer.
+
+
+def make_tokenizer(random: Random) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, so all text can be written. Digits go in pairs, which makes numbers easy to
+    copy; words may merge across spaces, so that whole sentences of the questions take a handful of
+    tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore
+        [
+            pre_tokenizers.Split(Regex(r"[0-9]{1,2}|[+\-*/=()?.,\n]"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore
+    trainer = trainers.BpeTrainer(
+        vocab_size=560 - len(TAGS),
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_tokenizer_texts(random), trainer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    assert all(len(tokenizer.encode(str(number)).ids) == 1 for number in range(100))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        bos_token="<|bos|>",
+        eos_token="<|end|>",
+        additional_special_tokens=SPECIAL[3:],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+        padding_side="left",
+    )
+
+
+def _tokenizer_texts(random: Random) -> list[str]:
+    texts = ["".join(row) for _ in range(100) for row in SKILLS.rows(random)]
+    for marker in SPECIAL + TAGS:
+        texts = [text.replace(marker, "\n") for text in texts]
+    return texts
+
+
+# The model.
+
+
+def make_model(vocabulary: int) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=512,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            tie_word_embeddings=True,
+            pad_token_id=SPECIAL.index("<|pad|>"),
+            bos_token_id=SPECIAL.index("<|bos|>"),
+            eos_token_id=SPECIAL.index("<|end|>"),
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the embedded model that knows tools.")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
+    options = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.manual_seed(options.seed)
+    random = Random(options.seed)
+    tokenizer = make_tokenizer(random)
+    model = make_model(len(tokenizer)).to(options.device)  # type: ignore
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    for phase in (SKILLS, COPYING, HABITS):
+        draw_rows = partial(phase.rows, random)
+        warm_up(model, tokenizer, draw_rows, name=phase.name, steps=phase.steps, lr=PEAK_LR)
+    model.save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    print(f"saved to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

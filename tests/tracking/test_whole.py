@@ -1,0 +1,20 @@
+"""Files that are written whole, and weights that are kept once."""
+
+import pathlib
+
+from groupwise.tracking.whole import link_equal_files, replace_folder
+
+
+def test_equal_weights_are_kept_once_and_stay_when_the_other_goes(tmp_path: pathlib.Path) -> None:
+    saved, model, best = (tmp_path / name for name in ("saved", "model", "best"))
+    for folder, weights in ((saved, b"new"), (model, b"new"), (best, b"old")):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(weights)
+        (folder / "config.json").write_text("{}")
+    link_equal_files([saved, model, best, tmp_path / "absent"])
+    names = [folder / "model.safetensors" for folder in (saved, model, best)]
+    assert names[0].samefile(names[1]) and not names[0].samefile(names[2])
+    assert not (saved / "config.json").samefile(model / "config.json")
+    replace_folder(saved, lambda folder: None)
+    assert names[1].read_bytes() == b"new" and names[2].read_bytes() == b"old"
+    assert not list(tmp_path.rglob("*.new"))
