@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from groupwise.check.peak import Peak
 from sidebyside.children import measured
 from sidebyside.settings import (
     KINDS,
     Failure,
     Lengths,
     Measurement,
-    Peak,
     Setting,
     Size,
     measurement_from,

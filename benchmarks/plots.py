@@ -12,9 +12,10 @@ from typing import Any
 
 import matplotlib
 
+from groupwise.check.peak import Peak
 from planned import recorded
 from sidebyside.floor import floor_seconds
-from sidebyside.settings import Measurement, Peak, Setting, Size, measurement_from
+from sidebyside.settings import Measurement, Setting, Size, measurement_from
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

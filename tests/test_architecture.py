@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -117,6 +118,13 @@ def test_files_and_functions_stay_small() -> None:
                 if size > (100 if kernel else 60):
                     long.append(f"{path.name}: {node.name} has {size} lines")
     assert not long
+
+
+def test_the_whole_algorithm_can_be_read_in_one_sitting() -> None:
+    section = PAGE.read_text().split("## The whole algorithm")[1].split("\n## ")[0]
+    files = re.findall(r"`([a-z_/]+\.py)`", section)
+    assert len(files) == 13
+    assert sum(len((PACKAGE / name).read_text().splitlines()) for name in files) < 1200
 
 
 def test_no_module_is_named_for_nothing() -> None:

@@ -8,7 +8,8 @@ at sampled tokens), then AdamW: read weight, gradient and two moments, write thr
 Prompts count once per group. Nothing else is counted, so nobody reaches this.
 """
 
-from sidebyside.settings import Peak, Setting, Size
+from groupwise.check.peak import Peak
+from sidebyside.settings import Setting, Size
 
 
 def floor_seconds(

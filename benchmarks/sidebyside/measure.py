@@ -55,9 +55,9 @@ def run(kind: str, setting: Setting) -> Measurement | Failure:
 
 def machine(device: str, model: str) -> dict[str, Any]:
     """What the floor and the record need to know, measured here and now."""
+    from groupwise.check.peak import measure_peak
     from sidebyside import models
     from sidebyside.describe import describe_machine
-    from sidebyside.peak import measure_peak
 
     setting = Setting(device, model, 1, 2, 4, 4)
     return {

@@ -81,16 +81,6 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """What the machine can do at best, measured in the same run."""
-
-    flops: float
-    """Per second, in one large matrix product of the precision that is trained in."""
-    bytes: float
-    """Per second, read and written in one large copy."""
-
-
-@dataclass(frozen=True)
 class Size:
     """What a model costs: enough to compute the floor of a step."""
 

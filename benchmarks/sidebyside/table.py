@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from groupwise.check.peak import Peak
 from sidebyside.floor import floor_seconds
-from sidebyside.settings import Failure, Measurement, Peak, Setting, Size
+from sidebyside.settings import Failure, Measurement, Setting, Size
 
 PHASES = ("generation", "reference", "update", "step")
 COLUMNS = (*PHASES, "tokens/s", "peak GiB", "generation x", "step x")

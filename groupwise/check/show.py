@@ -6,6 +6,7 @@ from groupwise.check.plan import Gpu, find_gpu, job_of, make_plan, shape_of
 from groupwise.check.plan.gpus import gpu_like, this_cpu
 from groupwise.check.plan.shapes import PREFIX
 from groupwise.check.plan.show import plan_text
+from groupwise.check.profile import Profile, make_profile
 from groupwise.check.trial import make_trial
 from groupwise.check.verdicts import Verdict, verdicts
 from groupwise.config import Config
@@ -18,16 +19,27 @@ from groupwise.training.api import check_plan
 
 
 def print_check(
-    name: str, config: Config, *, dry: bool = False, gpu: str | None = None, gpus: int = 1
+    name: str,
+    config: Config,
+    *,
+    dry: bool = False,
+    gpu: str | None = None,
+    gpus: int = 1,
+    profile: bool = False,
 ) -> None:
     """What it costs on paper; what it says; unless `dry`, what a trial of a few problems shows.
 
     For a GPU that is not here, for several, or for a mere shape there is the paper alone.
     """
+    if profile and dry:
+        raise ConfigError("--profile makes a step, and --dry tries nothing: leave one of them out")
     check_plan(config)
     if not print_costs(config, gpu, gpus):
+        if profile:
+            raise ConfigError("--profile makes a step of a model here: leave out --gpu and shapes")
         return
     console.print()
+    profiled = None
     with load_parts(config) as parts:
         print_recipe(name, parts)
         if dry:
@@ -35,15 +47,42 @@ def print_check(
             return
         with console.status("a trial step"):
             trial = make_trial(parts)
+        if profile:
+            with console.status("the same step again, under the profiler"):
+                profiled = make_profile(parts)
     count = sum(len(group.completions) for group in trial.groups)
     console.print(f"\na trial: {len(trial.groups)} problems, {count} answers, one update")
     lines = verdicts(trial)
     for verdict in lines:
         print_verdict(verdict)
+    if profiled is not None:
+        console.print(f"\n{profile_text(profiled)}", highlight=False, markup=False)
     warnings = sum(verdict.fix is not None for verdict in lines)
     console.print(
         f"\n{warnings} warning{'s' * (warnings != 1)}" if warnings else "\nready to train"
     )
+
+
+def profile_text(profile: Profile) -> str:
+    """Two tables of at most 80 columns."""
+    peak, phases = profile.peak, {"sampling": profile.sampling, "update": profile.update}
+    lines = [
+        f"a profile: {profile.prompts} problems, {profile.answers} answers, "
+        f"{profile.tokens} sampled tokens",
+        f"at best this machine does {peak.flops / 1e9:,.0f} GFLOP/s, {peak.bytes / 1e9:,.0f} GB/s",
+        f"{'':<30}{'seconds':>10}{'computing':>11}{'floor':>9}{'x floor':>9}{'MFU':>8}",
+    ]
+    for name, phase in phases.items():
+        line = f"{name:<30}{phase.seconds:>10.3g}{phase.busy:>11.0%}"
+        if phase.floor and phase.mfu is not None:
+            times = phase.seconds / phase.floor
+            line += f"{phase.floor:>9.2g}{times:>9.3g}{phase.mfu:>8.1%}"
+        lines.append(line)
+    lines.append(f"{'of what is computed':<30}{'sampling':>10}{'update':>11}")
+    for kind in profile.update.kinds:
+        shares = profile.sampling.kinds[kind], profile.update.kinds[kind]
+        lines.append(f"{kind:<30}{shares[0]:>10.0%}{shares[1]:>11.0%}")
+    return "\n".join(lines)
 
 
 def print_costs(config: Config, gpu: str | None, gpus: int) -> bool:

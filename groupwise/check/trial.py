@@ -47,7 +47,7 @@ class Trial:
 
 def make_trial(parts: Parts) -> Trial:
     """The first step, with at most `PROMPTS` problems. The parts are of no use afterwards."""
-    config = _small(parts.config)
+    config = small_config(parts.config)
     small = replace(parts, config=config)
     state = start_state(small, None)
     _warm_up(small)
@@ -76,7 +76,8 @@ def make_trial(parts: Parts) -> Trial:
     )
 
 
-def _small(config: Config) -> Config:
+def small_config(config: Config) -> Config:
+    """The recipe with at most `PROMPTS` problems a step."""
     prompts = min(config.batch.prompts, PROMPTS)
     minibatches = min(config.batch.minibatches, prompts)
     batch = config.batch.model_copy(update={"prompts": prompts, "minibatches": minibatches})

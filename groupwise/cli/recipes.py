@@ -46,6 +46,9 @@ def check(
         typer.Option(help="Plan for this GPU: h100, rtx4090, ...", show_default="this one"),
     ] = None,
     gpus: Annotated[int, typer.Option(help="Plan for so many of them.", min=1)] = 1,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Say where the time of a step goes, by operation.")
+    ] = False,
     trust_code: options.TrustCode = False,
 ) -> None:
     """What a recipe will do: what it costs on paper, what a trial on a few problems shows.
@@ -54,13 +57,15 @@ def check(
 
     groupwise check demo --dry
 
+    groupwise check demo --profile
+
     groupwise check cookbook --model shape:8b --gpu h100 --gpus 8
     """
     typed = [*(words or []), *([f"model={model}"] if model else [])]
     chosen = choose(typed, preset, tiny, trust_code)
     from groupwise.check.show import print_check
 
-    print_check(chosen.title, chosen.config, dry=dry, gpu=gpu, gpus=gpus)
+    print_check(chosen.title, chosen.config, dry=dry, gpu=gpu, gpus=gpus, profile=profile)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""One step of GRPO. Read this, update.py, batch.py and objective/ to know what groupwise does.
+"""One step of GRPO. Read this, batch.py, update.py and objective/ to know what groupwise does.
 
     for _ in range(config.steps):
         step = grpo_step(parts, state)

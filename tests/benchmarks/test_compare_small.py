@@ -12,12 +12,12 @@ BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import compare  # noqa: E402
+from groupwise.check.peak import Peak  # noqa: E402
 from sidebyside.children import measured  # noqa: E402
 from sidebyside.floor import floor_seconds  # noqa: E402
 from sidebyside.settings import (  # noqa: E402
     Failure,
     Measurement,
-    Peak,
     Setting,
     Size,
     measurement_from,

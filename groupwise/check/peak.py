@@ -1,11 +1,18 @@
-"""What the machine can do at best: one large matrix product, one large copy."""
+"""What this machine can do at best: one large matrix product, one large copy."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from sidebyside.settings import Peak
+
+@dataclass(frozen=True)
+class Peak:
+    flops: float
+    """Per second, in one large matrix product of the precision that is trained in."""
+    bytes: float
+    """Per second, read and written in one large copy."""
 
 
 def measure_peak(device: str) -> Peak:
