@@ -74,7 +74,7 @@ def timeless_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:
     """The metric log without clocks and memory."""
 
     def timed(name: str) -> bool:
-        clocks = ("tokens_per_second", "memory_gb", "episode/waiting")
+        clocks = ("tokens_per_second", "memory_gb", "cpu_cores", "episode/waiting")
         return name.startswith("seconds") or name in clocks
 
     lines = read_metrics(folder)

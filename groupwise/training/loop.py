@@ -27,6 +27,7 @@ from groupwise.training.rollouts import rollouts_for
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
 from groupwise.training.step import Step, grpo_step
+from groupwise.training.usage import Usage
 from groupwise.types import Group
 
 log = logging.getLogger("groupwise")
@@ -71,26 +72,27 @@ def run_loop(
     call = partial(callbacks.call, state=state, steps=config.steps)
     call("on_start", {}, run.path)
     reason = None
-    while state.step < config.steps and reason is None:
-        with Clock() as clock:
-            step = grpo_step(parts, state, sample)
-            rollouts.follow()
-            if config.eval.every and state.step % config.eval.every == 0:
-                with phase("eval"), rollouts.up_to_date():
-                    step.metrics.update(_evaluate(parts, state, run, world))
-                call("on_evaluate", step.metrics, run.path)
-            state.seconds += clock.total
-            line = metrics_line(step, clock, parts, state)
-        groups = stored_groups(step, state, run)
-        if world.first:
-            log_step(line, groups, run, trackers, watch)
-        call("on_step", line, run.path)
-        save_and_leave_if_asked()
-        if config.checkpoint.every and state.step % config.checkpoint.every == 0:
-            with rollouts.settled():
-                saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
-            call("on_save", line, saved)
-        reason = callbacks.reason_to_stop(world)
+    with Usage() as usage:
+        while state.step < config.steps and reason is None:
+            with Clock() as clock:
+                step = grpo_step(parts, state, sample)
+                rollouts.follow()
+                if config.eval.every and state.step % config.eval.every == 0:
+                    with phase("eval"), rollouts.up_to_date():
+                        step.metrics.update(_evaluate(parts, state, run, world))
+                    call("on_evaluate", step.metrics, run.path)
+                state.seconds += clock.total
+                line = metrics_line(step, clock, parts, state) | usage.metrics()
+            groups = stored_groups(step, state, run)
+            if world.first:
+                log_step(line, groups, run, trackers, watch)
+            call("on_step", line, run.path)
+            save_and_leave_if_asked()
+            if config.checkpoint.every and state.step % config.checkpoint.every == 0:
+                with rollouts.settled():
+                    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+                call("on_save", line, saved)
+            reason = callbacks.reason_to_stop(world)
     call("on_end", {}, run.path)
     rollouts.close()
     return reason

@@ -194,7 +194,7 @@ print(call("clone", 17, 0, 0, 0, 0), call("clone", 0x8000000, 0, 0, 0, 0))
 
 MANY_THREADS = """
 import threading, time
-threading.stack_size(65536)
+threading.stack_size(262144)
 count = 0
 try:
     for count in range(1000):

@@ -125,13 +125,13 @@ def test_what_samples_and_what_corrects_is_said() -> None:
 class Stepping:
     """A trainer without training: its weights are the number of its step."""
 
-    def __init__(self, settings: Ahead, steps: int) -> None:
+    def __init__(self, settings: Ahead, steps: int, fail_at: int = -1) -> None:
         self.state: Any = SimpleNamespace(step=0, cursor=0, pending=[], weights=self.weights)
         self.state.publish = lambda engine: engine.load_weights(self.state.step, self.weights())
         self.sampled: list[tuple[int, int, Any]] = []
         self.engine_has: Any = None
         self.pause = 0.0
-        self.fail_at = -1
+        self.fail_at = fail_at
         engine: Any = self
         self.thread = EngineThread(engine)
         self.ahead = RolloutsAhead(settings, steps, self.state, self.thread, self.collect)
@@ -198,8 +198,7 @@ def test_a_step_is_sampled_while_the_one_before_it_is_learned_from() -> None:
 
 
 def test_what_fails_ahead_is_raised_when_its_step_is_wanted() -> None:
-    trainer = Stepping(Ahead(max_staleness=2), 6)
-    trainer.fail_at = 2
+    trainer = Stepping(Ahead(max_staleness=2), 6, fail_at=2)
     trainer.learn()
     trainer.learn()
     with pytest.raises(ModelError, match="no worker is left"):

@@ -14,7 +14,7 @@ export const SECTIONS = [
 
 export const HEADLINES = 6;
 const FIRST = ["eval/accuracy", "eval/reward", "reward", "accuracy", "entropy", "tokens", "kl", "no_spread", "episode/turns", "truncated", "grad_norm", "seconds", "loss"];
-const SHARES = /^((eval\/)?(accuracy|format|truncated|sampled|sampled_format|pass@\d+|maj@\d+)|no_spread|clip_low|clip_high|varied\/.*|rewards\/(correct|format|answer)|eval\/rewards\/(correct|format|answer)|episode\/(turn_limit|failed|split|waiting))$/;
+const SHARES = /^((eval\/)?(accuracy|format|truncated|sampled|sampled_format|pass@\d+|maj@\d+)|no_spread|clip_low|clip_high|varied\/.*|rewards\/(correct|format|answer)|eval\/rewards\/(correct|format|answer)|episode\/(turn_limit|failed|split|waiting)|gpu_busy)$/;
 
 const WORDS = {
   reward: ["Reward", "mean reward of a step's answers"],
@@ -38,6 +38,8 @@ const WORDS = {
   seconds: ["Seconds per step", ""],
   tokens_per_second: ["Tokens per second", ""],
   memory_gb: ["Peak memory, GB", ""],
+  cpu_cores: ["CPU cores in use", "cores that the trainer's threads kept busy during the step"],
+  gpu_busy: ["GPU in use", "share of the time in which a kernel ran on the GPU"],
   "episode/turns": ["Turns per episode", ""],
   "episode/calls": ["Tool calls per episode", ""],
   "episode/malformed": ["Malformed calls per episode", ""],
