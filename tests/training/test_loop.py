@@ -49,8 +49,8 @@ def test_metrics_tell_what_a_step_did(tmp_path: pathlib.Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     expected = {
         "step", "loss", "reward", "seconds", "accuracy", "entropy", "kl", "clip_low", "clip_high",
-        "sampler_gap", "no_spread", "truncated", "tokens", "grad_norm", "lr", "memory_gb", "cpu_cores",
-        "tokens_per_second", "seconds/generate", "seconds/reward", "seconds/update",
+        "sampler_gap", "no_spread", "truncated", "tokens", "grad_norm", "lr", "memory_gb",
+        "cpu_cores", "tokens_per_second", "seconds/generate", "seconds/reward", "seconds/update",
         "rewards/correct", "rewards/format", "reward_std",
     }  # fmt: skip
     assert expected <= lines[0].keys()
