@@ -41,7 +41,7 @@ from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
 from groupwise.tracking.whole import link_equal_files, replace_folder, writing
-from groupwise.training.arguments import Given, arguments_of
+from groupwise.training.arguments import Given, arguments_of, check_kinds
 from groupwise.training.callbacks import Callback, Callbacks, Event
 from groupwise.training.checkpoint import (
     join_save,
@@ -103,6 +103,7 @@ def train(
     """
     names = {"model": model, "task": task, "rewards": rewards, "algorithm": algorithm,
              "engine": engine, "environment": environment, "optimizer": optimizer}  # fmt: skip
+    check_kinds(out, trackers)
     given = arguments_of(config, settings, names, tokenizer=tokenizer, data=data)
     folder = default_folder(given) if out is None else pathlib.Path(out)
     return train_given(given, folder, trackers, Callbacks(callbacks), quiet)
