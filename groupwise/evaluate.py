@@ -69,7 +69,9 @@ def evaluate(
     sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
 
     def work(own: list[Prompted]) -> list[dict[str, Any]]:
-        sample = partial(sample_groups, own, engine, policy, seed=seed, episodes=episodes)
+        sample = partial(
+            sample_groups, own, engine, policy, seed=seed, episodes=episodes, what="evaluating"
+        )
         groups = _whole_answers(sample(greedy, group_size=1, step="greedy"))
         lines = _greedy_lines(groups, judge, rewards, episodes)
         if settings.k > 1:

@@ -40,7 +40,7 @@ def test_help_says_what_is_used_where_nothing_is_given(monkeypatch: pytest.Monke
     commands = {
         "view": ("(runs)", "(8642, or a free one)"),
         "export": ("(RUN/export, RUN/export_TO.py)",),
-        "explain": ("(the last stored)", "(most spread)"),
+        "explain": ("(the last after a checkpoint)", "(most spread)"),
         "train": ("(runs/RECIPE)",),
     }
     for command, defaults in commands.items():

@@ -207,7 +207,8 @@ def hub() -> Line:
         with urlopen(Request(address, method="HEAD"), timeout=HUB_SECONDS):
             return Line("ok", "hub", f"{address} answers")
     except HTTPError as error:
-        return Line("ok", "hub", f"{address} answers ({error.code})")
+        text = f"{address} answers with an error ({error.code} {error.reason})"
+        return Line("note", "hub", f"{text}: only what is cached can be used")
     except (OSError, ValueError) as error:
         text = f"{address} cannot be reached ({error}): only what is cached can be used"
         return Line("note", "hub", text, "get online, or use folders for model: and task.path")
@@ -228,7 +229,8 @@ def code_sandbox(config: Config) -> Line:
 def engines() -> Iterator[Line]:
     from groupwise.load import ENGINES
 
-    yield Line("ok", "engines", ", ".join(ENGINES))
+    here = [name for name in ENGINES if name != "vllm" or _version("vllm") is not None]
+    yield Line("ok", "engines", ", ".join(here))
 
 
 def vllm_servers(config: Config) -> Iterator[Line]:

@@ -17,7 +17,7 @@ app = typer.Typer(
     help="GRPO post-training for language models.\n\n"
     "groupwise train                      watch the embedded model learn (CPU, minutes)\n\n"
     "groupwise train demo steps=20        a recipe with overrides\n\n"
-    "groupwise eval runs/demo             held-out accuracy of what you trained",
+    "groupwise eval runs/demo             test accuracy of what you trained",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -21,7 +21,7 @@ def evaluate(
     json_file: options.JsonFile = None,
     trust_code: options.TrustCode = False,
 ) -> None:
-    """Accuracy, pass@k, maj@k, format and lengths on held-out problems.
+    """Accuracy, pass@k, maj@k, format and lengths on test problems.
 
     groupwise eval runs/demo --k 8
 
@@ -44,14 +44,14 @@ def evaluate(
 def sample(
     model: options.Model,
     prompt: Annotated[
-        str | None, typer.Argument(help="A question.", show_default="held-out ones")
+        str | None, typer.Argument(help="A question.", show_default="test problems")
     ] = None,
     n: Annotated[int, typer.Option(help="Answers (or problems, without a prompt).", min=1)] = 4,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0)] = 1.0,
     seed: Annotated[int, typer.Option()] = 0,
     trust_code: options.TrustCode = False,
 ) -> None:
-    """See answers: to your prompt, or to held-out problems with their verdicts.
+    """See answers: to your prompt, or to test problems with their verdicts.
 
     groupwise sample runs/demo
 

@@ -80,7 +80,7 @@ def _has_screen() -> bool:
 
 StepNumber = Annotated[
     int | None,
-    typer.Option("--step", help="A run's step.", show_default="the last stored", min=1),
+    typer.Option("--step", help="A run's step.", show_default="the last after a checkpoint", min=1),
 ]
 GroupNumber = Annotated[
     int | None,

@@ -12,6 +12,7 @@ from groupwise.cli.app import app, choose
 from groupwise.config import Config
 from groupwise.distributed.gpus import count_gpus, processes_for
 from groupwise.errors import ConfigError
+from groupwise.tracking.log_file import libraries_off_screen
 from groupwise.tracking.run import restart as set_run_aside
 
 
@@ -71,6 +72,7 @@ def train(
     first = os.environ.get("RANK", "0") == "0"
     if first and not quiet:  # importing torch takes seconds: something is to be seen before that
         typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}")
+    libraries_off_screen()
     from groupwise.training.api import train as run_training
 
     result = run_training(chosen.config, folder, quiet=quiet)

@@ -1,7 +1,7 @@
 """What a run came to: findings that need its end, or that hold though it was short.
 
 Symptoms (watch.py) wait for `START` steps before they say anything. A run of three steps in which
-nothing was learned, or one whose held-out accuracy fell to zero, must not end without a word.
+nothing was learned, or one whose test accuracy fell to zero, must not end without a word.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def diagnose_outcome(
 ) -> list[Finding]:
     """Everything that is wrong at the end of a run, most severe first.
 
-    `before` and `after` are its held-out evaluations.
+    `before` and `after` are its evaluations on the test problems.
     """
     standing = {finding.code: finding for finding in diagnose(rows, config)}
     step = int(rows[-1].get("step", len(rows))) if rows else 0
@@ -39,7 +39,7 @@ def diagnose_outcome(
 
 
 def _accuracy_lost(before: Metrics, after: Metrics) -> Finding | None:
-    """Fewer held-out problems are solved than before, by more than chance explains."""
+    """Fewer test problems are solved than before, by more than chance explains."""
     if "accuracy" not in before or "accuracy" not in after:
         return None
     was, now = before["accuracy"], after["accuracy"]
@@ -49,8 +49,8 @@ def _accuracy_lost(before: Metrics, after: Metrics) -> Finding | None:
     if was - now <= chance:
         return None
     return Finding(
-        f"Held-out accuracy fell from {percent(was)} to {percent(now)}",
-        f"greedy answers to {problems:.0f} held-out problems; chance alone moves it by less than "
+        f"Test accuracy fell from {percent(was)} to {percent(now)}",
+        f"greedy answers to {problems:.0f} test problems; chance alone moves it by less than "
         f"{100 * chance:.0f} points",
         "look at answers (groupwise view RUN, or groupwise compare RUN); a lower optimizer.lr; "
         "algorithm.kl_weight=0.02 holds the policy near its start; best/ has the best model of "
@@ -87,7 +87,7 @@ def _all_cut_off(after: Metrics, config: Config | None) -> Finding | None:
         return None
     limit = "" if config is None else f" of {config.rollout.max_completion_tokens} tokens"
     return Finding(
-        "No held-out answer ends: all are cut off",
+        "No answer to a test problem ends: all are cut off",
         f"all {after.get('problems', 0):.0f} greedy answers after training ran to the limit{limit}",
         "look at answers (groupwise sample RUN): if they go on after the answer, set rollout.stop "
         "to a string that ends one; if they are cut off in mid-thought, raise "

@@ -92,11 +92,11 @@ def one_reward_dominates(history: History, config: Config | None, standing: bool
 
 
 def reward_hacking(history: History, config: Config | None, standing: bool) -> Finding | None:
-    """Training reward goes up while held-out accuracy does not.
+    """Training reward goes up while validation accuracy does not.
 
     Compares the newest evaluation with the one four evaluations before (or the first). Gaming shows
-    on held-out problems too: their reward rises without their accuracy. Where it does not, either
-    the problems are learned by heart (training accuracy leaves held-out accuracy behind), or
+    on validation problems too: their reward rises without their accuracy. Where it does not, either
+    the problems are learned by heart (training accuracy leaves validation accuracy behind), or
     sampled answers are merely catching up with greedy ones, which is no symptom.
     """
     steps = history.steps.get("eval/accuracy", [])
@@ -123,21 +123,21 @@ def reward_hacking(history: History, config: Config | None, standing: bool) -> F
         return None
     evidence = (
         f"from step {first} to {last} the training reward went from {reward[0]:.3f} to "
-        f"{reward[1]:.3f}, held-out accuracy from {percent(held_out[0])} to {percent(held_out[1])} "
-        f"(chance alone: {100 * error:.1f} points)"
+        f"{reward[1]:.3f}, validation accuracy from {percent(held_out[0])} to "
+        f"{percent(held_out[1])} (chance alone: {100 * error:.1f} points)"
     )
     severity = "error" if held_out[1] < held_out[0] - 2 * error else "warning"
     near = "algorithm.kl_weight=0.02 holds the policy near its start"
     if gamed:
         return Finding(
-            "Likely reward hacking: reward rises, held-out accuracy does not",
+            "Likely reward hacking: reward rises, validation accuracy does not",
             evidence,
             "read the best-rewarded answers of the last step; try groupwise reward bench; weigh "
             f"`correct` more and form or length less; {near}",
             severity,
         )
     return Finding(
-        "Learned by heart: training reward rises, held-out accuracy does not",
+        "Learned by heart: training reward rises, validation accuracy does not",
         f"{evidence}; training accuracy is far above it",
         "more problems (task.*), fewer steps; stop at the best evaluation, which is in best/; "
         f"{near}",

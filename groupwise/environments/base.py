@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from groupwise.errors import GroupwiseError, quoted
-from groupwise.types import Problem, StopReason
+from groupwise.types import Episode, Problem, StopReason
 
 ChatMessage = Mapping[str, Any]
 """{"role": "tool", "name": "add", "content": "7"}; an assistant's may have `tool_calls`."""
@@ -140,6 +140,10 @@ class EnvironmentFactory:
     """What the model may call, where that is known before an episode begins."""
     isolate: bool = True
     """Whether a process of its own is of use: not to what only talks to a server."""
+    own_thread: bool = True
+    """Whether an episode's code has a thread to itself; else it runs where sampling does."""
+    ended: Callable[[Episode, Any], None] | None = None
+    """Told of each episode that has ended, with its environment."""
     queue: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
     """What an episode waits for before it begins, and leaves when it has ended."""
     close: Callable[[], None] = lambda: None

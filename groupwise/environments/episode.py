@@ -25,7 +25,7 @@ from groupwise.environments.base import (
 )
 from groupwise.environments.calls import ParseTurn, as_message, parse_hermes
 from groupwise.environments.chat import Chat
-from groupwise.environments.threads import EpisodeThread
+from groupwise.environments.threads import EpisodeThread, SamplingThread
 from groupwise.errors import GroupwiseError
 from groupwise.policy.prompts import decode
 from groupwise.rollout.engine import Engine
@@ -129,7 +129,9 @@ class EpisodeRun:
         key: int,
         seed: int,
         parse: ParseTurn = parse_hermes,
+        own_thread: bool = True,
     ) -> None:
+        self.runs_in = EpisodeThread if own_thread else SamplingThread
         self.engine, self.make, self.problem, self.chat = engine, make, problem, chat
         self.environment: Environment | None = None
         self.tools: tuple[ToolSpec, ...] = ()
@@ -147,7 +149,7 @@ class EpisodeRun:
     async def run(self) -> tuple[Segment, ...]:
         began, error, scores = time.monotonic(), "", {}
         stop: StopReason = "environment"
-        self.thread = EpisodeThread(f"environment of {self.problem.id}"[:60])
+        self.thread = self.runs_in(f"environment of {self.problem.id}"[:60])
         try:
             await self._begin()
             stop = await self._converse()

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from groupwise.distributed.world import ALONE, World
@@ -48,6 +50,7 @@ class Episodes:
             self._template.parse if isinstance(self._template, RenderersChat) else parse_hermes
         )
         self._places: tuple[asyncio.AbstractEventLoop, Rounds] | None = None
+        self._begun = itertools.count()
 
     def prove(self) -> dict[str, str | None]:
         """What the chat template does to the past, by kind of conversation: the first token that
@@ -114,10 +117,11 @@ class Episodes:
         self, problem: Problem, engine: Engine, key: int, sampling: Sampling, seed: int
     ) -> tuple[Segment, ...]:
         limits = replace(self.limits, max_tokens=sampling.max_tokens)
-        rounds = self._rounds()
+        rounds, number = self._rounds(), next(self._begun)
+        make_run = self.factory.run or partial(EpisodeRun, own_thread=self.factory.own_thread)
         while True:
-            run = (self.factory.run or EpisodeRun)(
-                InRounds(engine, rounds) if self.in_rounds else engine,
+            run = make_run(
+                InRounds(engine, rounds, number) if self.in_rounds else engine,
                 self.factory.make,
                 problem,
                 self._chat(problem),
@@ -131,7 +135,10 @@ class Episodes:
             )
             async with self.factory.queue(), rounds.place():
                 with contextlib.suppress(EnvironmentBusy):
-                    return await run.run()
+                    segments = await run.run()
+                    if self.factory.ended is not None:
+                        self.factory.ended(segments[0].completion.episode, run.environment)
+                    return segments
 
     def _chat(self, problem: Problem) -> Chat:
         if isinstance(problem.prompt, str) and self.factory.run is None:

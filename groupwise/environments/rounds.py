@@ -38,16 +38,16 @@ class Rounds:
                 self._left += self._queued > self._left
                 self._begin()
 
-    async def turn(self, key: int) -> None:
-        """Returns when all episodes that run want a turn, in the order of their keys."""
+    async def turn(self, number: int) -> None:
+        """Returns when all episodes that run want a turn, in the order of their numbers."""
         loop = asyncio.get_running_loop()
         own = loop.create_future()
-        self._turns.append((key, own))
+        self._turns.append((number, own))
         try:
             loop.call_soon(self._begin)  # not at once: whoever comes last would go first
             await own
         finally:
-            self._turns = [(k, f) for k, f in self._turns if f is not own]
+            self._turns = [(n, f) for n, f in self._turns if f is not own]
 
     def _begin(self) -> None:
         if self._left or len(self._turns) < self._running:
@@ -59,13 +59,14 @@ class Rounds:
 
 
 class InRounds:
-    """An engine whose requests wait for those of the other episodes."""
+    """An engine whose requests wait for those of the other episodes; `number` is its episode's, by
+    when they were begun."""
 
-    def __init__(self, engine: Engine, rounds: Rounds) -> None:
-        self.engine, self.rounds = engine, rounds
+    def __init__(self, engine: Engine, rounds: Rounds, number: int) -> None:
+        self.engine, self.rounds, self.number = engine, rounds, number
 
     async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        await self.rounds.turn(request.keys[0])
+        await self.rounds.turn(self.number)
         return await self.engine.sample(request, sampling)
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -60,6 +60,30 @@ class EpisodeThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
 
+class SamplingThread:
+    """In place of EpisodeThread: the environment's code runs in the thread that samples, one call
+    at a time. Nothing ends a call that hangs, and sampling waits; in return a script's connections
+    and signal handlers work as they do in the script itself."""
+
+    hangs = False
+
+    def __init__(self, name: str) -> None:
+        """No thread is made that could have the name."""
+
+    async def call(
+        self, what: str, work: Callable[[], Awaitable[Result]], seconds: float
+    ) -> Result:
+        try:
+            return await work()
+        except (GroupwiseError, EnvironmentBusy, asyncio.CancelledError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise failure(what, error) from error
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
 def failure(what: str, error: BaseException) -> EnvironmentFailed:
     if isinstance(error, EnvironmentFailed):
         return EnvironmentFailed(f"{what} {error}")

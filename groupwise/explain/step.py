@@ -103,11 +103,11 @@ def recipe_step(name: str, config: Config) -> Step:
 def run_step(
     folder: pathlib.Path, number: int | None, *, stored: bool = False, trust_code: bool = False
 ) -> Step:
-    """Step `number` of a run (None: the last whose answers are stored)."""
+    """Step `number` of a run (None: the last that needs no other step to be made again)."""
     config = parse(read_yaml(folder / "config.yaml"))
     check_code(config.algorithm, folder / "config.yaml", (), trust_code=trust_code)
     config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
-    number = _check_stored(folder, number)
+    number = _check_stored(folder, number, stored)
     logged = next((row for row in read_metrics(folder) if row["step"] == number), {})
     groups = stored_groups(folder, number)
     start = None if stored else _steps_since(folder, number)
@@ -202,14 +202,16 @@ def stored_logprobs(batch: Batch) -> tuple[Tensor, Tensor]:
     return logprobs_BT, unknown_BT if entropies_BT is None else entropies_BT
 
 
-def _check_stored(folder: pathlib.Path, number: int | None) -> int:
+def _check_stored(folder: pathlib.Path, number: int | None, stored: bool) -> int:
     steps = stored_steps(folder)
     if not steps:
         raise RunFolderError(
             f"{folder} has no stored answers; train with tracking.rollouts=1 to explain its steps"
         )
     if number is None:
-        return steps[-1]
+        saved = (int(path.name[5:]) for path in (folder / "checkpoints").glob("step-??????"))
+        at_once = {1, *(step + 1 for step in saved)} & {*steps}
+        return steps[-1] if stored or not at_once else max(at_once)
     if number not in steps:
         near = min(steps, key=lambda step: abs(step - number))
         raise RunFolderError(

@@ -72,7 +72,7 @@ class GRPOFields:
     importance_sampling_level: str = "token"
     reward_weights: list[float] | None = None
     multi_objective_aggregation: str = "sum_then_normalize"
-    scale_rewards: str | bool = "group"
+    scale_rewards: str = "group"
     loss_type: str = "dapo"
     mask_truncated_completions: bool = False
     sync_ref_model: bool = False

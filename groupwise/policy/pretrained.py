@@ -1,8 +1,18 @@
-"""transformers' Auto classes, without the Python code that a model's folder may bring along."""
+"""transformers' Auto classes, without the Python code that a model's folder may bring along.
 
+The hub is asked once whether it answers, and shortly: without a network transformers would try
+every file of a model several times. A folder is read without asking.
+"""
+
+import functools
+import os
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from groupwise.errors import ModelError
+
+HUB_SECONDS = 5.0
 
 
 def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
@@ -10,6 +20,8 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
 
     Left to itself transformers would ask on standard input whether to run that code.
     """
+    if os.path.isdir(source) or not hub_answers():
+        options["local_files_only"] = True
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **options)
     except ValueError as error:
@@ -20,3 +32,18 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
             "groupwise runs no code that comes with a model: use a model whose architecture "
             "transformers has"
         ) from None
+
+
+@functools.cache
+def hub_answers() -> bool:
+    """Whether it can be reached from here; any answer will do."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        with urlopen(Request(address, method="HEAD"), timeout=HUB_SECONDS):
+            return True
+    except HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False

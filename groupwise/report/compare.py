@@ -1,4 +1,4 @@
-"""`groupwise compare`: runs side by side on the same held-out problems, with 95 % intervals.
+"""`groupwise compare`: runs side by side on the same test problems, with 95 % intervals.
 
 The bootstrap is paired: a resample draws problems, and every run is averaged over the same draw,
 so what makes a problem easy or hard for all runs cancels out of a difference. The intervals are
@@ -104,7 +104,7 @@ def read_column(run: pathlib.Path, moment: str, name: str) -> Column:
             if not (run / "summary.json").is_file()
             else "it was made before they were stored: train it again"
         )
-        raise RunFolderError(f"{run} has no held-out results ({stored.name}); {reason}")
+        raise RunFolderError(f"{run} has no test results ({stored.name}); {reason}")
     lines = read_lines(stored)
     try:
         problems = {(str(line["id"]), str(line["question"])): line for line in lines}
@@ -118,7 +118,7 @@ def compare(columns: Sequence[Column], *, seed: int, resamples: int = RESAMPLES)
     if not shared:
         kinds = ", ".join(f"{c.name}: {c.settings.get('task.kind')}" for c in columns)
         raise RunFolderError(
-            f"the runs share no held-out problem, so nothing can be paired ({kinds}). Compare runs "
+            f"the runs share no test problem, so nothing can be paired ({kinds}). Compare runs "
             "of the same task, with the same task settings"
         )
     values = {m: _values(m, columns, shared) for m in _metrics(columns)}
@@ -233,7 +233,7 @@ def _notes(columns: Sequence[Column], shared: int) -> list[str]:
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The means of each run; under each but the first, its difference from the first."""
-    table = Table(title=f"{comparison.problems} held-out problems, 95 % intervals")
+    table = Table(title=f"{comparison.problems} test problems, 95 % intervals")
     table.add_column("")
     for name in comparison.names:
         table.add_column(escape(name), justify="right", overflow="fold")

@@ -27,7 +27,7 @@ def model_card(config: Config, summary: Mapping[str, Any]) -> str:
 {summary["steps"]} steps of {config.batch.prompts} prompts x {config.batch.group_size} answers with
 groupwise, algorithm `{config.algorithm.preset}`.
 
-On {after["problems"]:.0f} held-out problems:
+On {after["problems"]:.0f} test problems:
 
 | | before | after |
 |---|---|---|

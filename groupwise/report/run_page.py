@@ -18,7 +18,7 @@ from groupwise.tracking.whole import write_whole
 SHOWN_ANSWERS = 3
 CURVES: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "rewards/*"),
-    "held-out": ("eval/accuracy", "eval/reward"),
+    "validation": ("eval/accuracy", "eval/reward"),
     "tokens per answer": ("tokens",),
     "entropy, KL": ("entropy", "kl"),
     "no spread, cut off": ("no_spread", "truncated"),

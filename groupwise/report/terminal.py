@@ -54,7 +54,7 @@ def save_before_after(
     before: Mapping[str, float], after: Mapping[str, float], path: pathlib.Path
 ) -> None:
     """The table in Markdown, to paste."""
-    head = f"| {after['problems']:.0f} held-out problems | before | after | change |"
+    head = f"| {after['problems']:.0f} test problems | before | after | change |"
     rows = [f"| {' | '.join(row)} |" for row in before_after_rows(before, after)]
     path.write_text("\n".join([head, "|---|---:|---:|---:|", *rows]) + "\n", encoding="utf-8")
 
@@ -87,6 +87,6 @@ def print_curve(rewards: Sequence[float]) -> None:
 
 
 def save_curve(steps: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
-    """Reward, its parts and held-out accuracy over steps, as a PNG."""
+    """Reward, its parts and validation accuracy over steps, as a PNG."""
     curves = series(steps, ("reward", "rewards/*", "eval/accuracy"))
     path.write_bytes(drawn({"by step": curves}, "png"))

@@ -1,7 +1,7 @@
 """From problems to groups of answers, and from answers to rewards."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.engine import Engine, wait_for
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.sampling import spread_temperatures
+from groupwise.tracking.activity import doing
 from groupwise.types import (
     Completion,
     Group,
@@ -76,8 +77,20 @@ def sample_groups(
     step: int | str,
     temperatures: tuple[float, float] | None = None,
     episodes: Episodes | None = None,
+    what: str = "sampling",
 ) -> list[Group]:
-    """`group_size` answers to each problem, for those who can wait for the last of them."""
+    """`group_size` answers to each problem, for those who can wait for the last of them.
+
+    Progress is told as `what`.
+    """
+    done = 0
+
+    async def counted(work: Awaitable[Group]) -> Group:
+        nonlocal done
+        group = await work
+        done += 1
+        doing(what, done, len(problems))
+        return group
 
     async def gather() -> list[Group]:
         groups = (
@@ -94,7 +107,7 @@ def sample_groups(
             )
             for prompted in problems
         )
-        return list(await asyncio.gather(*groups))
+        return list(await asyncio.gather(*map(counted, groups)))
 
     groups = wait_for(gather())
     if episodes is not None:

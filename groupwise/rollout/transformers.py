@@ -74,8 +74,20 @@ class TransformersEngine(BatchingEngine):
         )
         model.train(was_training)
         drawn = output[:, width:].tolist()
-        logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        if len(sampler.logprobs) == len(drawn[0]):
+            logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
+        else:  # a `generate` of the script's own, which draws by itself
+            logprobs = self._logprobs_of(output, visible.to(policy.device), sampling).tolist()
         return [self._cut(row, lps, stops) for row, lps in zip(drawn, logprobs, strict=True)]
+
+    def _logprobs_of(self, output: Tensor, visible: Tensor, sampling: Sampling) -> Tensor:
+        """Of what stands behind the prompts, under the model as it is."""
+        width = visible.shape[1]
+        real = torch.nn.functional.pad(visible, (0, output.shape[1] - width), value=1)
+        logits = self.policy.model(input_ids=output, attention_mask=real).logits[:, width - 1 : -1]
+        if sampling.temperature > 0:
+            logits = logits / sampling.temperature
+        return logits.float().log_softmax(-1).gather(-1, output[:, width:, None]).squeeze(-1)
 
     def _cut(self, tokens: list[int], logprobs: list[float], stops: StopStrings) -> Completion:
         """The row up to where it ended; `generate` pads finished rows to the longest."""

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from groupwise.tracking.activity import leave, listen
 from groupwise.types import Problem
 
 console = Console(stderr=False)
@@ -32,6 +33,8 @@ _SHOWN = (
 
 LINE = 80
 """Columns that a line in a log file has."""
+SILENT_SECONDS = 15.0
+"""Without a line in a log file, before one says what a slow step is doing."""
 
 
 class LiveConsole:
@@ -40,22 +43,33 @@ class LiveConsole:
     def __init__(self, total: int, done: int) -> None:
         self.rewards: list[float] = []
         self.latest: dict[str, float] = {}
-        self.printed = 0.0
+        self.printed = time.monotonic()
         self.total = total
         self.step = done
         self.steps_seen = 0
         self.began = time.monotonic()
         self.progress = Progress(
             TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(),
+            BarColumn(bar_width=16),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
+            TextColumn("[dim]{task.fields[doing]}[/]"),
             console=console,
         )
-        self.bar = self.progress.add_task("train", total=total, completed=done, left="")
+        self.bar = self.progress.add_task("train", total=total, completed=done, left="", doing="")
         self.live = Live(self._panel(), console=console, refresh_per_second=4)
         if can_redraw(console):
             self.live.start()
+        listen(self.show)
+
+    def show(self, doing: str) -> None:
+        """What the next step is doing; in a log file, where nothing was to be seen for a while."""
+        self.progress.update(self.bar, doing=doing)
+        if not self.live.is_started and time.monotonic() - self.printed > SILENT_SECONDS:
+            self.printed = time.monotonic()
+            left = self.time_left()
+            line = f"step {self.step + 1}/{self.total}  {doing}" + (f"  {left} left" * bool(left))
+            console.print(line, highlight=False)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rewards.append(metrics["reward"])
@@ -71,6 +85,7 @@ class LiveConsole:
             console.print(_cut_to_width(line, LINE), highlight=False)
 
     def close(self) -> None:
+        leave(self.show)
         if self.live.is_started:
             self.live.stop()
 

@@ -1,7 +1,7 @@
 """A run folder: the whole truth about a run, and the only thing that viewers read.
 
 config.yaml  metrics.jsonl  findings.jsonl  rollouts/step-000001.jsonl.gz  rollouts/index.jsonl
-eval/before.jsonl  eval/after.jsonl  eval/before_after.md
+eval/before.jsonl  eval/after.jsonl  eval/before_after.md  log.txt
 checkpoints/  best/  model/  events/  reward.png  report.html  summary.json
 """
 
@@ -38,7 +38,7 @@ FREE = (
 )
 # What a run that was killed before its first step was logged may have left.
 OWN = re.compile(
-    r"\.lock|config\.(yaml|tmp)|(metrics|findings)\.jsonl(\.new)?|events|eval|rollouts|checkpoints"
+    r"\.lock|config\.(yaml|tmp)|(metrics|findings)\.jsonl(\.new)?|log\.txt|events|eval|rollouts|checkpoints"
     r"|best\.new|before-restart-\d+|.+\.damaged(-\d+)?"
 )
 # Which problems each stored step holds, with the lowest, mean and highest reward of their answers.

@@ -5,8 +5,8 @@ import json
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -34,12 +34,14 @@ from groupwise.report.terminal import (
 from groupwise.rewards.base import Reward
 from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
+from groupwise.tracking.activity import listening
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.console import LiveConsole, can_redraw, console
+from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
 from groupwise.tracking.whole import link_equal_files, replace_folder, writing
-from groupwise.training.arguments import Given, arguments_of
+from groupwise.training.arguments import Given, arguments_of, check_kinds
 from groupwise.training.callbacks import Callback, Callbacks, Event
 from groupwise.training.checkpoint import (
     join_save,
@@ -101,6 +103,7 @@ def train(
     """
     names = {"model": model, "task": task, "rewards": rewards, "algorithm": algorithm,
              "engine": engine, "environment": environment, "optimizer": optimizer}  # fmt: skip
+    check_kinds(out, trackers)
     given = arguments_of(config, settings, names, tokenizer=tokenizer, data=data)
     folder = default_folder(given) if out is None else pathlib.Path(out)
     return train_given(given, folder, trackers, Callbacks(callbacks), quiet)
@@ -118,7 +121,12 @@ def train_given(
     check_plan(config)
     with joined(config.device, config.distributed.timeout) as world:
         check_ranks(config, world)
-        with open_run(folder, config, world) as run, StopRequest() as stop, run.kept_if_begun():
+        with (
+            open_run(folder, config, world) as run,
+            StopRequest() as stop,
+            run.kept_if_begun(),
+            logging_to(run.path) if world.first else nullcontext(),
+        ):
             stop.at_once = world.size == 1
             finished = world.broadcast(run.summary)
             if finished is not None and finished["steps"] >= config.steps:
@@ -314,8 +322,20 @@ def _trained_in_place(parts: Parts, state: TrainState) -> ModelInMemory | None:
     return given if given is not None and given.plain is state.policy.model else None
 
 
-def _status(text: str, quiet: bool) -> AbstractContextManager[object]:
-    return console.status(text) if not quiet and can_redraw(console) else nullcontext()
+@contextmanager
+def _status(text: str, quiet: bool) -> Iterator[None]:
+    """What happens before and after the loop, and how far it is."""
+    if quiet:
+        yield
+    elif not can_redraw(console):
+        console.print(f"{text} ...", highlight=False)
+        yield
+    else:
+        with (
+            console.status(text) as status,
+            listening(lambda doing: status.update(f"{text}: {doing}")),
+        ):
+            yield
 
 
 def check_plan(config: Config) -> None:

@@ -1,5 +1,6 @@
 """The arguments of `groupwise.train`: names become settings, objects are checked and kept."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,9 @@ def arguments_of(
     data: Any = None,
 ) -> Given:
     """`parts` has objects or names under model, task, rewards, algorithm, engine, ..."""
-    named = {name: part for name, part in parts.items() if _is_setting(part)}
+    if data is not None and parts.get("task") is not None:
+        raise ConfigError("give data= or task=, not both")
+    named = {name: part for name, part in parts.items() if _is_setting(name, part)}
     objects = {name: part for name, part in parts.items() if name not in named}
     named = {name: list(p) if isinstance(p, tuple) else p for name, p in named.items()}
     made = _config(config, {**named, **settings})
@@ -70,9 +73,9 @@ def arguments_of(
     )
 
 
-def _is_setting(part: Any) -> bool:
-    """Whether it is a value that a recipe could hold: a name, a block, a list of these."""
-    if isinstance(part, list | tuple):
+def _is_setting(name: str, part: Any) -> bool:
+    """Whether it is a value that a recipe could hold: a name, a block, of rewards a list."""
+    if isinstance(part, list | tuple) and name == "rewards":
         return bool(part) and all(isinstance(item, str | Mapping) for item in part)
     return isinstance(part, str | Mapping)
 
@@ -105,8 +108,6 @@ def _for_model(config: Config, model: ModelInMemory) -> Config:
 
 
 def _task(task: Any, data: Any) -> Task | None:
-    if data is not None and task is not None:
-        raise ConfigError("give data= or task=, not both")
     if data is not None:
         return data if isinstance(data, Task) else data_task(data)  # either word will do
     if task is not None and not isinstance(task, Task):
@@ -133,6 +134,18 @@ def _reward(reward: Reward | Callable[..., Any]) -> Reward:
             f"and either all names or none; not {reward!r}"
         )
     return Reward(getattr(reward, "__name__", "reward"), reward)
+
+
+def check_kinds(out: Any, trackers: Any) -> None:
+    """Of what is neither a setting nor stands in for one."""
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out= takes the path of a folder, not a {type(out).__name__}")
+    what = "a list of objects with log(step, metrics) and close()"
+    if not isinstance(trackers, list | tuple):
+        raise ConfigError(f"trackers= takes {what}, not a {type(trackers).__name__}")
+    for tracker in trackers:
+        if isinstance(tracker, type) or not callable(getattr(tracker, "log", None)):
+            raise ConfigError(f"trackers= takes {what}; {tracker!r} is none")
 
 
 def _check_kind(name: str, part: Any, kinds: tuple[type, ...], what: str) -> None:

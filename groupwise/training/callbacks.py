@@ -52,6 +52,10 @@ class Callbacks:
     """All of a run's, as one. A plain function counts as `on_step`."""
 
     def __init__(self, callbacks: Sequence[Callback | Callable[[Event], object]] = ()) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise ConfigError(
+                f"callbacks= takes a list of them, not a {type(callbacks).__name__}: put it in [ ]"
+            )
         self._callbacks = [_checked(callback) for callback in callbacks]
         self._asked: list[str] = []
 

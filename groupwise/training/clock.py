@@ -12,6 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 
+from groupwise.tracking.activity import doing
+
+_SHOWN = {"logprobs": "log-probs", "update": "learning"}
+"""Phases as people see them; sampling counts its groups itself."""
+
 _current: ContextVar["Clock | None"] = ContextVar("clock", default=None)
 
 
@@ -19,6 +24,8 @@ _current: ContextVar["Clock | None"] = ContextVar("clock", default=None)
 def phase(name: str) -> Iterator[None]:
     """The time until this is left belongs to `name`, on the clock that is open in this thread."""
     began = time.perf_counter()
+    if name in _SHOWN:
+        doing(_SHOWN[name])
     yield
     spent(name, time.perf_counter() - began)
 

@@ -16,6 +16,7 @@ from groupwise.load import Parts
 from groupwise.rollout.batching import Batched
 from groupwise.rollout.collect import Prompted, Rollout, sample_group, score_groups
 from groupwise.rollout.engine import wait_for
+from groupwise.tracking.activity import doing
 from groupwise.training.clock import spent
 from groupwise.training.sampler import draw
 from groupwise.training.state import TrainState
@@ -50,6 +51,7 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
                 if place % world.size == world.rank
             ]
             drawn += wanted
+            answering.expect(len(running))
             groups |= dict(await asyncio.gather(*running))
             if budget > prompts:
                 flat = sum(world.gather(sum(not group.has_spread for group in groups.values())))
@@ -97,6 +99,12 @@ class Answering:
 
     def __post_init__(self) -> None:
         self._scoring: Batched[None, Group, Group] = Batched(self._score)
+        self._sampled = self._expected = 0
+
+    def expect(self, groups: int) -> None:
+        """So many more are to be sampled: progress is told."""
+        self._expected += groups
+        doing("sampling", self._sampled, self._expected)
 
     async def group(self, place: int, prompted: Prompted, step: int | str) -> tuple[int, Group]:
         config = self.parts.config
@@ -112,6 +120,9 @@ class Answering:
             episodes=self.parts.episodes,
         )
         self.last_sampled = time.perf_counter()
+        self._sampled += 1
+        if self._expected:
+            doing("sampling", self._sampled, self._expected)
         return place, await self._scoring.add(None, group)
 
     async def _score(self, _: None, groups: list[Group]) -> list[Group]:

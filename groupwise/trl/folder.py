@@ -7,12 +7,12 @@ import re
 from dataclasses import asdict
 from typing import Any, Literal
 
-from groupwise.diagnose import diagnose
+from groupwise.diagnose import diagnose_outcome
 from groupwise.errors import RunFolderError
 from groupwise.report.run_page import write_report
 from groupwise.report.terminal import save_curve
 from groupwise.tracking.run import BEFORE, OWN, RunFolder, read_metrics
-from groupwise.tracking.whole import replace_folder, writing
+from groupwise.tracking.whole import link_equal_files, replace_folder, writing
 from groupwise.training.checkpoint import newest_checkpoint, save_model
 from groupwise.training.state import TrainState
 
@@ -72,13 +72,14 @@ def link_checkpoints(run: RunFolder, updates: int) -> None:
 def finish_run(run: RunFolder, state: TrainState, evaluated: dict[str, float], status: str) -> None:
     """The model, the summary, the curve and the report, as every run has them."""
     steps = read_metrics(run.path)
+    findings = diagnose_outcome(steps, state.before, evaluated, run.config)
     summary: dict[str, Any] = {
         "status": status,
         "steps": state.step,
         "seconds": state.seconds,
         "before": state.before,
         "after": evaluated,
-        "findings": [asdict(finding) for finding in diagnose(steps, run.config)],
+        "findings": [asdict(finding) for finding in findings],
     }
     replace_folder(run.path / "model", lambda folder: save_model(state, folder))
     with writing(run.path):
@@ -86,3 +87,5 @@ def finish_run(run: RunFolder, state: TrainState, evaluated: dict[str, float], s
             save_curve(steps, run.path / "reward.png")
         write_report(run.path, summary)
     run.write_summary(summary)
+    saved = newest_checkpoint(run.checkpoints)
+    link_equal_files([*([saved / "model"] if saved else []), run.path / "model", run.path / "best"])

@@ -15,6 +15,7 @@ from groupwise.training.checkpoint import save_model
 from groupwise.training.state import TrainState
 from groupwise.trl.callbacks import Callbacks
 from groupwise.trl.config import GRPOConfig
+from groupwise.trl.environment import Pool
 from groupwise.trl.formulas import Formulas
 from groupwise.trl.hub import push_folder
 from groupwise.trl.metrics import MetricLog
@@ -30,6 +31,7 @@ class Reporting(Formulas):
     processing_class: Any
     callbacks: Callbacks
     answers: AnswerTable
+    pool: Pool | None
     _metrics: dict[str, MetricLog]
 
     @property
@@ -39,6 +41,21 @@ class Reporting(Formulas):
     @property
     def control(self) -> Any:
         return self.callbacks.control
+
+    # What TRL's trainer has under these names, for scripts that derive from it or look inside
+
+    @property
+    def _logs(self) -> dict[str, Any]:
+        """The last rollout's answers."""
+        return self.answers.columns()
+
+    @property
+    def _env_tools(self) -> dict[str | None, list[Any]]:
+        return {} if self.pool is None else self.pool.tools
+
+    @property
+    def _environment_pool(self) -> dict[str | None, list[Any]]:
+        return {} if self.pool is None else self.pool.free
 
     def add_metrics(self, mode: str, metrics: Mapping[str, float | None]) -> None:
         self._metrics[mode].add(metrics)

@@ -19,6 +19,7 @@ from groupwise.errors import ConfigError
 from groupwise.policy.resolve import resolve_model
 from groupwise.rewards.base import Reward
 from groupwise.trl.config import GRPOConfig, as_dict
+from groupwise.trl.environment import Pool
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,13 @@ class RewardFunctions:
 
 
 def load_rewards(
-    given: Any, args: GRPOConfig, processing_classes: Any, device: torch.device
+    given: Any,
+    args: GRPOConfig,
+    processing_classes: Any,
+    device: torch.device,
+    pool: Pool | None,
 ) -> RewardFunctions:
+    """Those of the environments themselves come last, with weight 1."""
     functions: list[Any] = list(given) if isinstance(given, list) else [given]
     functions = [] if given is None else functions
     tokenizers = processing_classes
@@ -57,11 +63,14 @@ def load_rewards(
         if isinstance(function, PreTrainedModel):
             tokenizers[index] = _tokenizer(function, tokenizers[index])
             function.to(device).eval()  # pyright: ignore[reportArgumentType]
-        elif "environments" in inspect.signature(function).parameters:
+        elif pool is None and "environments" in inspect.signature(function).parameters:
             raise ConfigError(
-                f"the reward function {_name(function)} names `environments`, which are gone when "
-                "answers are scored: score in the environment's own get_reward"
+                f"the reward function {_name(function)} names `environments`, and there are none: "
+                "pass an environment_factory"
             )
+    own = [] if pool is None else pool.rewards
+    functions, weights = [*functions, *own], [*weights, *(1.0 for _ in own)]
+    tokenizers += [None] * len(own)
     return RewardFunctions(functions, [_name(f) for f in functions], weights, tokenizers)
 
 
@@ -91,8 +100,12 @@ def _name(function: Any) -> str:
     return name or type(function).__name__
 
 
+Offered = Callable[[int], Mapping[str, Any]]
+"""What functions may ask for beside columns, for a call with so many answers."""
+
+
 def as_rewards(
-    rewards: RewardFunctions, offered: Mapping[str, Any], template_arguments: Mapping[str, Any]
+    rewards: RewardFunctions, offered: Offered, template_arguments: Mapping[str, Any]
 ) -> list[Reward]:
     """For the scorer, which calls functions that it cannot import in a thread of this process."""
     made: list[Reward] = []
@@ -137,22 +150,24 @@ def _items(returned: Any) -> Sequence[Any]:
     return returned.tolist() if isinstance(returned, torch.Tensor) else returned
 
 
-def _function(function: Callable[..., Any], offered: Mapping[str, Any]) -> Callable[..., Any]:
+def _function(function: Callable[..., Any], offered: Offered) -> Callable[..., Any]:
     def reward(
         prompts: list[Any], completions: list[Any], completion_ids: Any = None, **columns: Any
     ) -> Any:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        return _scores(function(**_arguments(function, given | columns, offered)))
+        return _scores(function(**_arguments(function, given | columns, offered(len(prompts)))))
 
     return reward
 
 
-def _async_function(function: Callable[..., Any], offered: Mapping[str, Any]) -> Callable[..., Any]:
+def _async_function(function: Callable[..., Any], offered: Offered) -> Callable[..., Any]:
     async def reward(
         prompts: list[Any], completions: list[Any], completion_ids: Any = None, **columns: Any
     ) -> Any:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        return _scores(await function(**_arguments(function, given | columns, offered)))
+        return _scores(
+            await function(**_arguments(function, given | columns, offered(len(prompts))))
+        )
 
     return reward
 

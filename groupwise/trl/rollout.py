@@ -24,12 +24,13 @@ from groupwise.training.clock import phase
 from groupwise.training.sampler import draw
 from groupwise.training.state import TrainState
 from groupwise.training.update import rollout_batch
+from groupwise.trl.environment import Pool
 from groupwise.types import Group
 
 log = logging.getLogger("groupwise")
 
 
-def sample_rollout(parts: Parts, state: TrainState) -> Rollout:
+def sample_rollout(parts: Parts, state: TrainState, pool: Pool | None = None) -> Rollout:
     """The scored groups of the step that comes next, by the policy's present weights."""
     state.publish(parts.engine)
     config = parts.config
@@ -39,14 +40,20 @@ def sample_rollout(parts: Parts, state: TrainState) -> Rollout:
     for problem, tokens in drawn:
         prompted.append((replace(problem, occurrence=seen[problem.id]), tokens))
         seen[problem.id] += 1
-    groups = sampled_groups(parts, prompted, config.batch.group_size, state.step)
+    groups = sampled_groups(parts, prompted, config.batch.group_size, state.step, pool)
     return Rollout(groups, len(drawn))
 
 
 def sampled_groups(
-    parts: Parts, prompted: Sequence[Prompted], answers: int, step: int | str
+    parts: Parts,
+    prompted: Sequence[Prompted],
+    answers: int,
+    step: int | str,
+    pool: Pool | None,
 ) -> list[Group]:
     config = parts.config
+    if pool is not None:
+        pool.take_back()
     with phase("generate"):
         groups = sample_groups(
             prompted,
@@ -58,6 +65,8 @@ def sampled_groups(
             step=step,
             episodes=parts.episodes,
         )
+    if pool is not None:
+        pool.find(groups)
     with phase("reward"):
         groups = score_groups(groups, parts.scorer, config.rollout, parts.episodes)
     _say_what_has_no_reward(groups)

@@ -29,6 +29,20 @@ class AnswerTable:
         self.groups, self.extra = groups, dict(self._coming)
         self._coming.clear()
 
+    def columns(self) -> dict[str, Any]:
+        """By TRL's names, one value for each answer; rewards and `extra` by name."""
+        names = self.groups[0].scores if self.groups else ()
+        return {
+            "prompt": [group.problem.prompt for group in self.groups for _ in group.completions],
+            "completion": [c.text for group in self.groups for c in group.completions],
+            "rewards": {
+                name: [score for group in self.groups for score in group.scores[name]]
+                for name in names
+            },
+            "advantages": [a for group in self.groups for a in group.advantages],
+            "extra": self.extra,
+        }
+
     def show(self, step: int) -> None:
         if not self.wanted or not self.groups:
             return

@@ -15,11 +15,12 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from groupwise.compat.transformers import model_id
 from groupwise.distributed.world import ALONE
-from groupwise.errors import ConfigError, DataError
+from groupwise.errors import ConfigError, DataError, RewardError
 from groupwise.load import Parts, load_parts, make_reference
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
 from groupwise.tasks.base import Task
+from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder
 from groupwise.training.api import check_plan, make_state
 from groupwise.training.checkpoint import load_into
@@ -89,11 +90,12 @@ class GRPOTrainer(Reporting):
         self._environments = Environments.of(environment_factory, tools or (), args)
         self._load_data(train_dataset, imported.tree["batch"]["prompts"])
         self._load_policy(model, quantization_config, processing_class, peft_config)
+        self.pool = self._environments.pool
         self._rewards = load_rewards(
-            reward_funcs, args, reward_processing_classes, self.policy.device
+            reward_funcs, args, reward_processing_classes, self.policy.device, self.pool
         )
         self.reward_funcs = self._rewards.functions
-        self.reward_func_names = [*self._rewards.names, *self._environments.reward_names]
+        self.reward_func_names = self._rewards.names
         self.reward_processing_classes = self._rewards.processing_classes
         if not self.reward_func_names:
             raise ConfigError(
@@ -156,7 +158,20 @@ class GRPOTrainer(Reporting):
 
     @property
     def _unique_names(self) -> list[str]:
-        return [reward.name for reward in as_rewards(self._rewards, {}, {})]
+        return [reward.name for reward in as_rewards(self._rewards, self._offered, {})]
+
+    def _offered(self, answers: int) -> dict[str, Any]:
+        """What reward functions may ask for beside columns."""
+        offered = {
+            "trainer_state": self.state,
+            "log_extra": self.answers.add_extra,
+            "log_metric": self._log_metric,
+        }
+        if self.pool is None:
+            return offered
+        if answers != len(self.pool.environments):
+            raise RewardError("the reward failed in its call with all environments of the rollout")
+        return offered | {"environments": list(self.pool.environments)}
 
     @property
     def _template_arguments(self) -> dict[str, Any]:
@@ -171,12 +186,16 @@ class GRPOTrainer(Reporting):
 
     @property
     def reward_weights(self) -> Tensor:
-        own = [1.0] * len(self._environments.reward_names)
-        return torch.tensor([*self._rewards.weights, *own], dtype=torch.float32)
+        return torch.tensor(self._rewards.weights, dtype=torch.float32)
 
     @property
     def tools(self) -> list[Callable[..., Any]]:
-        return self._environments.functions
+        return list(self._environments.functions)
+
+    @property
+    def environments(self) -> list[Any] | None:
+        """Of the last rollout's answers; None without an environment_factory."""
+        return None if self.pool is None else self.pool.environments
 
     @functools.cached_property
     def accelerator(self) -> Any:
@@ -198,15 +217,17 @@ class GRPOTrainer(Reporting):
             columns=not args.remove_unused_columns,
         )
         self._environments.check(problems)
-        task = Task("train_dataset", problems, None, validation=(), test=(), formatted=_any_form)
-        offered = {
-            "trainer_state": self.state,
-            "log_extra": self.answers.add_extra,
-            "log_metric": self._log_metric,
-        }
+        task = Task(
+            "train_dataset",
+            problems,
+            None,
+            validation=(),
+            test=(),
+            formatted=lambda completion: True,  # not by name, which would start a process for it
+        )
         parts = load_parts(
             config,
-            rewards=as_rewards(self._rewards, offered, self._template_arguments),
+            rewards=as_rewards(self._rewards, self._offered, self._template_arguments),
             task=task,
             environment=self._environments.factory,
             policy=self.policy,
@@ -226,7 +247,12 @@ class GRPOTrainer(Reporting):
         if not resume_from_checkpoint:
             set_earlier_run_aside(folder)
         owned = RunFolder(folder, self.config, shared=True)
-        with owned as run, StopRequest() as stop, self._parts() as parts:
+        with (
+            owned as run,
+            logging_to(run.path),
+            StopRequest() as stop,
+            self._parts() as parts,
+        ):
             state = self._start(parts, run, resume_from_checkpoint or None)
             run.rewind(state.step)
             training = Training(self, parts, state, run, stop)
@@ -328,9 +354,10 @@ class GRPOTrainer(Reporting):
             prompts_needed=self._environments.factories is None,
             columns=not self.args.remove_unused_columns,
         )
+        self._environments.check(problems)
         prompted, _ = fit_prompts(problems, self.policy.tokenizer, UNLIMITED)
         count = self.args.num_generations_eval or self.args.num_generations
-        groups = sampled_groups(parts, prompted, count, prefix)
+        groups = sampled_groups(parts, prompted, count, prefix, self.pool)
         numbers = loss_of(parts, groups, self.reference)
         self.add_metrics("eval", {**answer_metrics(groups), **update_metrics(numbers, None)})
         means = {"loss": numbers["loss"], **self._metrics["eval"].means()}
@@ -347,10 +374,6 @@ def _each(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Mapping):
         return dict(dataset)
     return {} if dataset is None else {"": dataset}
-
-
-def _any_form(completion: str) -> bool:
-    return True
 
 
 def _check_processes(args: GRPOConfig) -> None:

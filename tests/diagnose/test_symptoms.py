@@ -71,7 +71,7 @@ ILL: dict[str, tuple[list[Row], str]] = {
             healthy_run(reward=ramp(0.3, 0.9), eval__reward=ramp(0.3, 0.9), accuracy=always(0.4)),
             0.4,
         ),
-        r"step 20 to 60 the training reward went from 0\.4\d+ to 0\.8\d+, held-out .* from 40 %",
+        r"step 20 to 60 the training reward went from 0\.4\d+ to 0\.8\d+, validation .* from 40 %",
     ),
     "accuracy_lost": (
         healthy_run(accuracy=ramp(0.3, 0.0), reward=ramp(0.5, 0.2), eval__accuracy=ramp(0.3, 0.0)),

@@ -96,6 +96,19 @@ def test_without_the_model_the_stored_log_probs_give_the_same_up_to_the_gap(
     assert "sum of all tokens" in printed(stored)
 
 
+def test_without_a_number_it_is_the_last_step_that_takes_no_other_to_be_made_again(
+    runs: dict[str, pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["grpo"], folder)
+    for path in (folder / "checkpoints").glob("step-*"):
+        if path.name != "step-000001":
+            shutil.rmtree(path)
+    (folder / "checkpoints" / "step-000001").mkdir(exist_ok=True)
+    assert run_step(folder, None).number == 2
+    assert run_step(folder, None, stored=True).number == 3
+
+
 def test_a_step_far_from_any_checkpoint_falls_back_on_what_is_stored(
     runs: dict[str, pathlib.Path], tmp_path: pathlib.Path
 ) -> None:

@@ -54,7 +54,7 @@ def test_held_out_results_are_stored_problem_by_problem_and_give_the_summary(
 def test_the_table_of_before_and_after_is_in_the_run_folder(run: pathlib.Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     head, _, *rows = (run / "eval" / "before_after.md").read_text().splitlines()
-    assert head == "| 4 held-out problems | before | after | change |"
+    assert head == "| 4 test problems | before | after | change |"
     table = {cells[1].strip(): cells[2:5] for cells in (row.split("|") for row in rows)}
     assert table.keys() >= {"accuracy (greedy)", "format", "tokens per answer", "reward: correct"}
     shown = [cell.strip() for cell in table["format"]][:2]
@@ -134,7 +134,7 @@ def test_a_part_in_common_is_compared_and_said_and_nothing_in_common_is_refused(
     assert "8 and 16" in found.notes[0] and "only 4 problems" in found.notes[1]
     other = [{**line(i, 1), "question": "another question of the same number"} for i in range(8)]
     c = fake_run(tmp_path / "c", other)
-    with pytest.raises(RunFolderError, match="share no held-out problem"):
+    with pytest.raises(RunFolderError, match="share no test problem"):
         compare_runs([a, c])
 
 

@@ -107,7 +107,7 @@ def test_saved_models_load_anywhere(finished: pathlib.Path) -> None:
     assert out.shape[1] > tokens["input_ids"].shape[1]
     assert digest(finished / "model") == digest(finished / "checkpoints" / "step-000004" / "model")
     card = (finished / "model" / "README.md").read_text()
-    assert "| accuracy |" in card and "held-out" in card and card.startswith("---\n")
+    assert "| accuracy |" in card and "test problems" in card and card.startswith("---\n")
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import groupwise
 from groupwise.config import Config, OptimizerSettings
@@ -126,6 +127,23 @@ def test_objects_from_python_do_what_names_do(folder: pathlib.Path) -> None:
     assert norms[0] == norms[1] and engines[0].asked >= 2
     rewards = {row["step"]: row["reward"] for row in read_metrics(passed.folder)}
     assert tracker.rewards == rewards and tracker.closed
+
+
+def test_the_whole_state_of_an_optimizer_from_python_is_resumed(folder: pathlib.Path) -> None:
+    """NAdam keeps a running product of its own beside the moments that AdamW has."""
+
+    def nadam(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+        return torch.optim.NAdam(groups, lr=settings.lr)
+
+    whole = groupwise.train(small_config("steps=3"), "whole", optimizer=nadam, quiet=True)
+    groupwise.train(small_config("steps=2"), "halves", optimizer=nadam, quiet=True)
+    again = groupwise.train(small_config("steps=3"), "halves", optimizer=nadam, quiet=True)
+    assert fingerprint(whole.folder) == fingerprint(again.folder)
+    names = set[str]()
+    for path in (again.folder / "checkpoints" / "step-000003").rglob("*.safetensors"):
+        with safe_open(path, "pt") as stored:
+            names |= {name.rpartition(".")[2] for name in stored.keys()}  # noqa: SIM118
+    assert {"mu_product", "exp_avg", "exp_avg_sq"} <= names
 
 
 @pytest.mark.parametrize("name", NAMES)

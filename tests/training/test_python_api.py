@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import groupwise
 from groupwise.config import Config
-from groupwise.errors import ConfigError, DataError, GroupwiseError, ModelError
+from groupwise.errors import ConfigError, DataError, ModelError
 from groupwise.policy.resolve import TINY
 from groupwise.tracking.run import read_metrics
 from runs import digest, small_config
@@ -199,7 +199,12 @@ def test_a_result_has_history_and_a_page_for_notebooks(plain: groupwise.Result) 
     ("arguments", "error", "message"),
     [
         ({"config": [{"prompt": "a"}]}, ConfigError, "data goes under data="),
-        ({"task": ROWS}, GroupwiseError, "task"),
+        ({"task": ROWS}, DataError, "rows go under data="),
+        ({"data": ROWS, "task": "arithmetic"}, ConfigError, "not both"),
+        ({"callbacks": brevity}, ConfigError, "takes a list"),
+        ({"trackers": [3]}, ConfigError, "trackers= takes"),
+        ({"trackers": 3}, ConfigError, "trackers= takes"),
+        ({"out": 3}, ConfigError, "path of a folder"),
         ({"data": 3}, DataError, "list of dicts such as"),
         ({"data": ["a", "b"]}, DataError, r"train\[0\] is a str"),
         ({"data": [{"text": "a"}]}, DataError, "no column 'prompt'"),

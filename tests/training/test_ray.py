@@ -149,7 +149,7 @@ def test_two_workers_train_what_one_process_trains_also_after_one_was_killed(
     os.kill(pids[1], signal.SIGKILL)
     code, output = finish(job)
     assert code == 0, output[-3000:]
-    assert "finished, held-out accuracy" in output
+    assert "finished, test accuracy" in output
     assert "resuming" in output, output[-3000:]
     alone = train(parse(RUN), tmp_path / "alone", quiet=True).folder
     mine, theirs = (load_file(run / "model" / "model.safetensors") for run in (alone, out))

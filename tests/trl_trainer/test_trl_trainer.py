@@ -2,12 +2,13 @@
 
 import json
 import pathlib
+import threading
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from transformers import TrainerCallback
+from transformers import HfArgumentParser, TrainerCallback
 
 from groupwise.errors import ConfigError, DataError
 from groupwise.tracking.run import read_metrics
@@ -42,7 +43,7 @@ def make(folder: pathlib.Path, rewards: Any = letters, **fields: Any) -> GRPOTra
 
 
 def config(**fields: Any) -> GRPOConfig:
-    return GRPOConfig("unused", **{**SMALL, **fields})
+    return GRPOConfig(**{"output_dir": "unused", **SMALL, **fields})
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,14 @@ def test_batches_and_epochs_are_counted_as_trl_counts_them(
 def test_what_is_not_followed_is_refused_with_the_reason(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         imported_args(config(**fields))
+
+
+def test_a_command_line_fills_the_config_as_it_does_in_trl() -> None:
+    words = "--output_dir out --scale_rewards none --max_steps 4 --use_cpu --report_to none"
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(words.split())  # pyright: ignore
+    assert (args.scale_rewards, args.max_steps, args.num_generations) == ("none", 4, 8)
+    (args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses(words.split()[:2])  # pyright: ignore
+    assert args.scale_rewards == "group"
 
 
 def test_learning_rates_are_those_of_transformers() -> None:
@@ -176,3 +185,54 @@ def test_data_without_a_length_needs_max_steps_and_few_rows_are_refused() -> Non
         GRPOTrainer("tiny", letters, config(), stream)
     with pytest.raises(DataError, match="fewer than the 16 prompts"):
         GRPOTrainer("tiny", letters, config(gradient_accumulation_steps=16), dataset())
+
+
+class Doubling:
+    """An environment as TRL has it: made without arguments, and used again."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Doubling.made += 1
+
+    def reset(self, prompt: Any, **row: Any) -> None:
+        self.text, self.thread = prompt, threading.current_thread().name
+
+    def double(self, number: int) -> int:
+        """Doubles a number.
+
+        Args:
+            number: The number.
+        """
+        return 2 * number
+
+    def get_reward(self) -> float:
+        return float(len(self.text))
+
+
+def test_rewards_get_the_environments_of_their_answers(tmp_path: pathlib.Path) -> None:
+    seen: list[Any] = []
+
+    def matches(prompts: Any, environments: Any, **_: Any) -> list[float]:
+        seen.append([*environments])
+        assert [e.text for e in environments] == list(prompts)
+        return [float(n % 3) for n, _ in enumerate(environments)]
+
+    Doubling.made = 0
+    trainer = GRPOTrainer(
+        "tiny", matches, config(output_dir=str(tmp_path), max_steps=2, steps_per_generation=2,
+                                gradient_accumulation_steps=2),
+        dataset(), environment_factory=Doubling,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.reward_func_names == ["matches", "Doubling"]
+    assert trainer.environments == seen[1] and {*map(id, seen[0])} == {*map(id, seen[1])}
+    assert Doubling.made == 8, "eight answers a rollout; those of the first are used again"
+    assert {e.thread for e in seen[0]} == {threading.main_thread().name}
+    history = trainer.state.log_history[0]
+    assert history["rewards/Doubling/mean"] == 4.0 and "rewards/matches/mean" in history
+
+
+def test_a_reward_that_names_environments_needs_some() -> None:
+    with pytest.raises(ConfigError, match="environment_factory"):
+        GRPOTrainer("tiny", lambda environments: [], config(), dataset())

@@ -5,9 +5,9 @@ seconds, not the minute that compiling the whole model takes. Two, since where o
 begins, its sum and the other's norm become one kernel.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -49,14 +49,19 @@ class CompiledDecodeLayers:
                 return hidden
             due = tuple(calls)
             calls.clear()
-            return run_layers(attention, due, hidden)
+            return compiled_run_layers()(attention, due, hidden)
 
         forwards = {layer: partial(run, n, layer) for n, layer in enumerate(self.layers)}
         with self.fused.in_use(), replaced_forwards(forwards):
             yield
 
 
-@partial(torch.compile, dynamic=True)
+@cache
+def compiled_run_layers() -> Callable[..., Tensor]:
+    """Not as a decorator: torch.compile loads its compiler, which is of no use on a CPU."""
+    return torch.compile(run_layers, dynamic=True)
+
+
 def run_layers(attention: DecodeAttention, calls: Sequence[LayerCall], hidden: Tensor) -> Tensor:
     for layer, kv, args, kwargs in calls:
         attention.current_kv = kv
