@@ -1,6 +1,7 @@
 # make demo    watch the embedded model learn (two CPU cores, a minute of training)
 # make demo-tools  the same with conversations: guess a number, call a calculator (minutes on one core)
 # make test    set up, lint, type-check, build the docs, run every fast test
+# make attack  mutated inputs, killed runs, failing disks, hostile rewards, servers under load (minutes)
 # make bench   groupwise and TRL side by side on this CPU (ten minutes or so)
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-ver
 
 VERIFIERS_VENV := .venv-verifiers
 
-.PHONY: setup demo demo-tools test browser vllm openenv verifiers test-slow test-cluster lock sbom audit bench lint types docs clean
+.PHONY: setup demo demo-tools test browser vllm openenv verifiers test-slow test-cluster lock sbom audit attack bench lint types docs clean
 
 setup: $(VENV)/.core
 
@@ -121,6 +122,11 @@ sbom: setup $(VENV)-release/.ready
 
 audit: $(VENV)-release/.ready
 	$(VENV)-release/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
+
+# The project's own fault and attack campaign (CONTRIBUTING.md): make attack ATTACK="--seed 7 --minutes 30"
+ATTACK ?= --minutes 15
+attack: $(VENV)/.dev
+	$(BIN)/python -m attack $(ATTACK)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py --device cpu --model smollm2 --prompts 4 --group 8 \

@@ -181,3 +181,14 @@ def test_links_to_source_files_become_text_on_the_site_or_lead_to_the_repository
     )
     for kept in ("[a page](../tasks.md)", "[gone](../../groupwise/nothing.py)"):
         assert replace(kept, "recipes/demo.md", None) == kept
+
+
+def test_every_test_that_the_security_page_names_exists() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 30
+    for file, function in named:
+        assert not function or f"def {function}(" in (ROOT / file).read_text(), (
+            f"{file}::{function}"
+        )
+        assert (ROOT / file).is_file(), file

@@ -3,10 +3,14 @@
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from groupwise.cli.main import app
 from groupwise.config import Config
 from groupwise.recipe import parse, read_yaml
 from groupwise.report.model_card import model_card
@@ -100,3 +104,22 @@ def test_the_command_line_masks_its_log() -> None:
 
     record = logging.LogRecord("groupwise", 20, "", 0, "to %s", ("http://u:p@host",), None)
     assert _mask(record) and record.getMessage() == "to http://***@host"
+
+
+def test_no_command_takes_a_token_on_its_command_line() -> None:
+    """A list of processes shows command lines to every user of the machine."""
+    group = typer.main.get_command(app)
+    options = [
+        option
+        for command in commands_in(group)
+        for parameter in command.params
+        for option in parameter.opts
+    ]
+    assert "--port" in options
+    assert not [option for option in options if option in ("--token", "--key", "--api-key")]
+
+
+def commands_in(command: Any) -> Iterator[Any]:
+    yield command
+    for name in getattr(command, "commands", {}):
+        yield from commands_in(command.commands[name])

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from groupwise.config import Config
+from groupwise.errors import ModelError
 from groupwise.load import Parts
+from groupwise.policy.chat_template import render_chat
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy
 from groupwise.rollout.collect import sample_groups
@@ -110,13 +112,11 @@ def foreign_turn_end(policy: Policy) -> str | None:
     tokenizer = policy.tokenizer
     if not tokenizer.chat_template:
         return None
-    from jinja2 import TemplateError
-
     mark = "the answer"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except (TemplateError, ValueError):
+        text = render_chat(tokenizer, turns)
+    except ModelError:
         return None
     after = text.rpartition(mark)[2]
     ids = tokenizer(after, add_special_tokens=False)["input_ids"]

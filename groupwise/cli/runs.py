@@ -1,16 +1,47 @@
 """groupwise compare, view, explain, replay and report: what a run did."""
 
+import logging
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from groupwise.cli import options
 from groupwise.cli.app import app, choose, split
-from groupwise.errors import ConfigError
+from groupwise.errors import (
+    ConfigError,
+    GroupwiseError,
+    Interrupted,
+    RunFolderError,
+    shortened,
+)
 from groupwise.tracking.run import run_folder
+
+log = logging.getLogger("groupwise")
+
+
+@contextmanager
+def reading(*folders: str | pathlib.Path) -> Iterator[None]:
+    """Whatever goes wrong with what a folder holds is that folder's fault: anyone may have made it.
+
+    Python callers get the library's own error.
+    """
+    try:
+        yield
+    except (GroupwiseError, Interrupted, MemoryError, typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        log.debug("reading %s", folders, exc_info=True)
+        named = " and ".join(shortened(str(folder)) for folder in folders)
+        reason = shortened(" ".join(str(error).split()))
+        raise RunFolderError(
+            f"{named} cannot be read: something in it is damaged or of another kind than expected "
+            f"({type(error).__name__}: {reason})"
+        ) from error
 
 
 @app.command()
@@ -30,8 +61,9 @@ def compare(
     from groupwise.report.compare import compare_runs, print_comparison
     from groupwise.tracking.console import console
 
-    comparison = compare_runs([pathlib.Path(run) for run in runs], seed=seed)
-    print_comparison(comparison, console)
+    with reading(*runs):
+        comparison = compare_runs([pathlib.Path(run) for run in runs], seed=seed)
+        print_comparison(comparison, console)
     options.write_json(json_file, comparison.json())
 
 
@@ -116,16 +148,20 @@ def explain(
         fixed = [*overrides, *["--preset"] * (preset is not None), *["--tiny"] * tiny]
         if fixed:
             raise ConfigError(f"a run's settings are fixed: leave out {fixed[0]}")
-        explained = run_step(pathlib.Path(name), step, stored=stored, trust_code=trust_code)
+        with reading(name):
+            explained = run_step(pathlib.Path(name), step, stored=stored, trust_code=trust_code)
     elif step is not None or stored:
         raise ConfigError("--step and --stored are for a run folder; a recipe has its first step")
     else:
         chosen = choose(words, preset, tiny, trust_code)
         explained = recipe_step(chosen.title, chosen.config)
-    if html is None:
-        print_step(explained, console, group)
+    with reading(explained.name):
+        page = None if html is None else step_page(explained, group)
+        if page is None:
+            print_step(explained, console, group)
+    if html is None or page is None:
         return
-    pathlib.Path(html).write_text(step_page(explained, group), encoding="utf-8")
+    pathlib.Path(html).write_text(page, encoding="utf-8")
     typer.echo(f"step {explained.number} of {explained.name}: {html}")
 
 
@@ -150,9 +186,10 @@ def replay(
     from groupwise.explain.step import run_step
     from groupwise.tracking.console import console
 
-    was = run_step(folder, step, stored=stored, trust_code=trust_code)
-    compared = replay_step(was, settings or [])
-    print_replay(compared, console, group)
+    with reading(run):
+        was = run_step(folder, step, stored=stored, trust_code=trust_code)
+        compared = replay_step(was, settings or [])
+        print_replay(compared, console, group)
     options.write_json(json_file, compared.json())
 
 
@@ -166,10 +203,10 @@ def report(
     groupwise report runs/demo
     """
     folder = run_folder(run)
-    from groupwise.report.run_page import report_page, write_report
+    from groupwise.report.run_page import report_page
 
-    if out is None:
-        typer.echo(str(write_report(folder)))
-        return
-    pathlib.Path(out).write_text(report_page(folder), encoding="utf-8")
-    typer.echo(out)
+    with reading(run):
+        page = report_page(folder)
+    target = pathlib.Path(out) if out else folder / "report.html"
+    target.write_text(page, encoding="utf-8")
+    typer.echo(str(target))

@@ -1,5 +1,6 @@
 """groupwise serve: models that training asks over HTTP."""
 
+import os
 from typing import Annotated, Literal
 
 import typer
@@ -12,14 +13,6 @@ app.add_typer(serve_app, name="serve")
 Model = Annotated[str, typer.Argument(help="What the recipe's `model:` says.")]
 Host = Annotated[str, typer.Option(help="Where to listen.")]
 Port = Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar="GROUPWISE_TOKEN",
-        help="What clients must know.",
-        show_default="a random one, printed",
-    ),
-]
 Device = Annotated[Literal["auto", "cuda", "mps", "cpu"], typer.Option(help="Where it runs.")]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Of weights and products.")
@@ -40,7 +33,6 @@ def reference(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8650,
-    token: Token = None,
     tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 32768,
     queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 64,
     device: Device = "auto",
@@ -54,7 +46,7 @@ def reference(
     from groupwise.remote.reference_server import serve_reference
     from groupwise.remote.running import Listening
 
-    listening = Listening(host, port, token or None, queue)
+    listening = Listening(host, port, _token(), queue)
     serve_reference(model, device, precision, quantization, tokens, listening, _announce)
 
 
@@ -63,7 +55,6 @@ def rollouts(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8660,
-    token: Token = None,
     queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 512,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -87,7 +78,7 @@ def rollouts(
     def engine(policy: Policy, run: RunSettings) -> Engine:
         return worker_engine(policy, run, trust_code=trust_code)
 
-    listening = Listening(host, port, token or None, queue, until_eof)
+    listening = Listening(host, port, _token(), queue, until_eof)
     serve_rollouts(model, device, precision, quantization, engine, listening, _announce)
 
 
@@ -96,7 +87,6 @@ def gateway(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8670,
-    token: Token = None,
     temperature: Annotated[float, typer.Option(help="Of every reply.", min=0.0)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of one reply at most.", min=1)] = 1024,
     seed: Annotated[int, typer.Option(help="With a session's name, the key of its replies.")] = 0,
@@ -127,7 +117,7 @@ def gateway(
     from groupwise.types import Sampling
 
     settings = GatewaySettings(model, Sampling(max_tokens, temperature), seed, override_sampling)
-    listening = Listening(host, port, token or None, queue, until_eof)
+    listening = Listening(host, port, _token(), queue, until_eof)
     serve_gateway(
         settings,
         device,
@@ -137,6 +127,11 @@ def gateway(
         listening,
         _announce,
     )
+
+
+def _token() -> str | None:
+    """From the environment alone: a command line can be read by every user of the machine."""
+    return os.environ.get("GROUPWISE_TOKEN") or None
 
 
 def _announce(address: str, made_up: str | None) -> None:
@@ -151,7 +146,6 @@ def vllm(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    token: Token = None,
     precision: Precision = "auto",
     lora_rank: Annotated[
         int, typer.Option(help="Take adapters of up to this rank instead of all weights.", min=0)
@@ -166,4 +160,4 @@ def vllm(
 
     more = tuple(context.args)
     serving = Serving(model, host, port, precision, lora_rank, more)
-    serve_vllm(serving, token or None, until_eof=until_eof)
+    serve_vllm(serving, _token(), until_eof=until_eof)

@@ -82,3 +82,10 @@ def no_split_modules(model: Any) -> list[str]:
 def model_id(model: Any) -> str:
     """The name or folder that a model was loaded from; empty for one made in memory."""
     return str(getattr(model.config, "_name_or_path", "") or "")
+
+
+def parsed_chat_template(template: str) -> Any:
+    """jinja's syntax tree of a chat template, by the environment that renders it."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    return _compile_jinja_template(template).environment.parse(template)

@@ -32,10 +32,10 @@ from groupwise.config.environment import (
     VerifiersEnvironmentSettings,
 )
 from groupwise.config.ray import RaySettings
+from groupwise.config.records import CheckpointSettings, TrackingSettings
 from groupwise.config.run import (
     AdapterSettings,
     BatchSettings,
-    CheckpointSettings,
     Config,
     DistributedSettings,
     EvalSettings,
@@ -43,7 +43,6 @@ from groupwise.config.run import (
     ReferenceSettings,
     RewardSettings,
     RolloutSettings,
-    TrackingSettings,
 )
 from groupwise.config.tasks import (
     AnyTask,

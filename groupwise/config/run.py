@@ -25,6 +25,7 @@ from groupwise.config.environment import (
     environment_kind,
 )
 from groupwise.config.ray import RaySettings
+from groupwise.config.records import CheckpointSettings, TrackingSettings
 from groupwise.config.tasks import AnyTask, ArithmeticTask
 from groupwise.config.validation import validated
 from groupwise.extensions import Code, one_of
@@ -210,15 +211,6 @@ class EvalSettings(Settings):
     """Length limit (None: rollout's)."""
 
 
-class CheckpointSettings(Settings):
-    """Checkpoints and what stays of them."""
-
-    every: int = Field(default=10, ge=0)
-    """Steps between checkpoints (0: only at the end)."""
-    keep: int = Field(default=2, ge=1)
-    """How many of the newest stay."""
-
-
 class DistributedSettings(Settings):
     """Several processes as one run; see docs/distributed.md. One process ignores all of it."""
 
@@ -244,23 +236,6 @@ class DistributedSettings(Settings):
                 + ("offload_parameters=true" if self.kind == "fsdp2" else "optimizer.offload=true")
             )
         return self
-
-
-class TrackingSettings(Settings):
-    """Where metrics go, beside the console and metrics.jsonl."""
-
-    tensorboard: bool = True
-    """Event files under the run folder's events/."""
-    trackio: bool = False
-    """Extra: pip install 'groupwise[trackio]'."""
-    wandb: bool = False
-    """Extra: pip install 'groupwise[wandb]'."""
-    own: Annotated[tuple[str, ...], Code("tracker")] = ()
-    """Trackers of yours: `file.py:Class`, made with the run's folder and config."""
-    project: str = "groupwise"
-    """Project name for trackio and wandb."""
-    rollouts: int = Field(default=1, ge=0)
-    """Store every n-th step's answers, compressed (0: none)."""
 
 
 class Config(Settings):

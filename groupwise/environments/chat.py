@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from groupwise.environments.base import ChatMessage, ToolSpec
 from groupwise.environments.calls import THINKING_ENDS, call_id, describe_tools
 from groupwise.errors import ModelError, quoted
+from groupwise.policy.chat_template import render_chat
 
 SENTINEL, THOUGHT = "Qzx7sentinel", "Qzx7thought"
 QUESTION, RESULT = "Qzx7question", "Qzx7result"
@@ -232,18 +233,9 @@ class TemplateChat:
 
     def _render(self, messages: Messages, tools: Tools, generation_prompt: bool = True) -> str:
         schemas = [tool.schema for tool in tools] or None
-        try:
-            return self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=schemas,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-            )
-        except Exception as error:  # templates are code of the model's author
-            roles = ", ".join(message["role"] for message in messages)
-            raise ModelError(
-                f"the model's chat template cannot render a conversation (roles: {roles}): {error}"
-            ) from error
+        return render_chat(
+            self.tokenizer, messages, tools=schemas, add_generation_prompt=generation_prompt
+        )
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -4,6 +4,7 @@ Merging is done in fp32 and rounded once, to the precision that was trained in. 
 on quantised weights is merged into those weights dequantised: they are what it was trained on.
 """
 
+import os
 import pathlib
 import shutil
 from typing import Any
@@ -38,10 +39,26 @@ def export_model(model: str, out: pathlib.Path, *, merge: bool) -> bool:
         if merging:
             _write_merged(source, pathlib.Path(model), folder)
         else:
+            _check_links(source)
             shutil.copytree(source, folder, dirs_exist_ok=True)
 
     replace_folder(out, write)
     return merging
+
+
+def _check_links(source: pathlib.Path) -> None:
+    """Refuse links out of the folder: what they lead to would be copied, and uploaded, with it.
+
+    The hub's cache is made of links, to `blobs` beside the snapshot.
+    """
+    whole = source.resolve()
+    within = [whole, *([whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [])]
+    for path in source.rglob("*"):
+        real = pathlib.Path(os.path.realpath(path))
+        leads_out = path.is_symlink() and not any(real.is_relative_to(place) for place in within)
+        if leads_out or not (path.is_file() or (path.is_dir() and not path.is_symlink())):
+            what = f"a link to {real}" if path.is_symlink() else "no plain file"
+            raise ModelError(f"{path} is {what}: a model folder to export holds plain files only")
 
 
 def _write_merged(source: pathlib.Path, run: pathlib.Path, folder: pathlib.Path) -> None:

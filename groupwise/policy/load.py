@@ -6,6 +6,8 @@ where the settings ask for one, else merged into its weights.
 
 import logging
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -28,7 +30,7 @@ from groupwise.policy.adapters import (
 from groupwise.policy.forward import shared_prefix_problem
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.policy import Policy, split_head
-from groupwise.policy.pretrained import from_pretrained
+from groupwise.policy.pretrained import described, from_pretrained
 from groupwise.policy.prompts import eos_ids
 from groupwise.policy.quantization import quantization_config
 from groupwise.policy.resolve import resolve_model
@@ -71,17 +73,29 @@ def load_policy(
     adapter_folder = pathlib.Path(source) if is_adapter_folder(source) else None
     base = source if adapter_folder is None else resolve_model(base_model_of(adapter_folder))
     tokenizer, model = _from_pretrained(name, source, base, device, dtype, quantization)
-    lora = None
-    if adapter is None and adapter_folder is not None:
-        model = merge_adapter(model, adapter_folder)
-    elif adapter is not None and adapter_folder is None:
-        lora = add_adapter(model, adapter, dtype, seed)
-    elif adapter is not None and adapter_folder is not None:
-        fresh = not is_adapter_folder(resolve_model(name))
-        lora = load_adapter(model, adapter_folder, adapter, dtype, starts_as_base=fresh)
-    if gradient_checkpointing:
-        checkpoint_activations(model, offload=gradient_checkpointing == "offload")
-    return make_policy(model, tokenizer, layout, lora)
+    with _usable(name):
+        lora = None
+        if adapter is None and adapter_folder is not None:
+            model = merge_adapter(model, adapter_folder)
+        elif adapter is not None and adapter_folder is None:
+            lora = add_adapter(model, adapter, dtype, seed)
+        elif adapter is not None and adapter_folder is not None:
+            fresh = not is_adapter_folder(resolve_model(name))
+            lora = load_adapter(model, adapter_folder, adapter, dtype, starts_as_base=fresh)
+        if gradient_checkpointing:
+            checkpoint_activations(model, offload=gradient_checkpointing == "offload")
+        return make_policy(model, tokenizer, layout, lora)
+
+
+@contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """A folder's settings may load and still not work: that is the folder's fault."""
+    try:
+        yield
+    except (GroupwiseError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"model {name!r} cannot be used: {described(error)}") from error
 
 
 def policy_of(

@@ -10,7 +10,9 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from groupwise.errors import ModelError
+import torch
+
+from groupwise.errors import ModelError, shortened
 
 HUB_SECONDS = 5.0
 
@@ -32,6 +34,16 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
             "groupwise runs no code that comes with a model: use a model whose architecture "
             "transformers has"
         ) from None
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a folder may hold anything, and libraries raise what they like
+        raise ModelError(f"{source} cannot be loaded: {described(error)}") from error
+
+
+def described(error: Exception) -> str:
+    """KeyError: 'x'; the first line of what a library says."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {shortened(first)}"
 
 
 @functools.cache

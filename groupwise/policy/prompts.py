@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from groupwise.errors import DataError, ModelError
+from groupwise.policy.chat_template import render_chat
 from groupwise.types import Problem
 
 
@@ -59,17 +60,10 @@ def _render(problem: Problem, tokenizer: Any) -> str:
         return problem.prompt
     if not tokenizer.chat_template:
         return "\n\n".join(turn["content"] for turn in problem.prompt)
-    from jinja2 import TemplateError
-
-    turns = [dict(turn) for turn in problem.prompt]
     try:
-        return tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        roles = ", ".join(turn["role"] for turn in turns)
-        raise ModelError(
-            f"the model's chat template cannot render problem {problem.id} (roles: {roles}): "
-            f"{error}. Some templates know no system role: leave the system prompt out"
-        ) from error
+        return render_chat(tokenizer, problem.prompt, add_generation_prompt=True)
+    except ModelError as error:
+        raise ModelError(f"problem {problem.id}: {error}") from error
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from groupwise.errors import ModelError
+from groupwise.policy.chat_template import render_chat
 
 PROMPT_SHARE = 4
 """A prompt that is cut keeps at least max_tokens / PROMPT_SHARE tokens."""
@@ -188,18 +189,11 @@ def _clean_turns(prompt: Any, special: re.Pattern[str], room: int) -> list[dict[
 
 def _rendered(turns: list[dict[str, str]], answer: str, tokenizer: Any) -> tuple[str, str]:
     """The conversation up to the answer, and the answer with what the template puts after it."""
-    from jinja2 import TemplateError
-
     try:
-        whole = tokenizer.apply_chat_template(
-            [*turns, {"role": "assistant", "content": answer}], tokenize=False
-        )
-        before = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        roles = ", ".join(turn["role"] for turn in turns)
-        raise ModelError(
-            f"the reward model's chat template cannot render a prompt (roles: {roles}): {error}"
-        ) from error
+        whole = render_chat(tokenizer, [*turns, {"role": "assistant", "content": answer}])
+        before = render_chat(tokenizer, turns, add_generation_prompt=True)
+    except ModelError as error:
+        raise ModelError(f"reward model: {error}") from error
     # A template that writes more before an answer than it asks for has no clean boundary.
     return (before, whole[len(before) :]) if whole.startswith(before) else ("", whole)
 

@@ -1,7 +1,8 @@
 """A run folder: the whole truth about a run, and the only thing that viewers read.
 
-config.yaml  metrics.jsonl  findings.jsonl  rollouts/step-000001.jsonl.gz  rollouts/index.jsonl
-eval/before.jsonl  eval/after.jsonl  eval/before_after.md  log.txt
+config.yaml  inputs.json  metrics.jsonl  findings.jsonl  log.txt
+rollouts/step-000001.jsonl.gz  rollouts/index.jsonl
+eval/before.jsonl  eval/after.jsonl  eval/before_after.md
 checkpoints/  best/  model/  events/  reward.png  report.html  summary.json
 """
 
@@ -13,15 +14,19 @@ import logging
 import os
 import pathlib
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+from pydantic import TypeAdapter
+
 from groupwise.config import Config
 from groupwise.config.flat import leaves, within
-from groupwise.errors import GroupwiseError, RunFolderError
+from groupwise.errors import GroupwiseError, RunFolderError, shortened
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
+from groupwise.tracking.inputs import note_inputs
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
 from groupwise.types import Group, group_from_json, to_json
 
@@ -38,12 +43,14 @@ FREE = (
 )
 # What a run that was killed before its first step was logged may have left.
 OWN = re.compile(
-    r"\.lock|config\.(yaml|tmp)|(metrics|findings)\.jsonl(\.new)?|log\.txt|events|eval|rollouts|checkpoints"
+    r"\.lock|config\.(yaml|tmp)|inputs\.json(\.new)?|(metrics|findings)\.jsonl(\.new)?|log\.txt"
+    r"|events|eval|rollouts|checkpoints"
     r"|best\.new|before-restart-\d+|.+\.damaged(-\d+)?"
 )
 # Which problems each stored step holds, with the lowest, mean and highest reward of their answers.
 INDEX = "rollouts/index.jsonl"
 METRICS, FINDINGS = "metrics.jsonl", "findings.jsonl"
+_WRONG_SHAPE = (TypeError, KeyError, AttributeError, RecursionError)
 SHOWN = ("loss", "reward")  # what every step's line has
 BEFORE = "before-restart-"
 
@@ -126,6 +133,7 @@ class RunFolder:
             set_aside(owned)
         with writing(owned):
             write_config(self.config, owned)
+        note_inputs(self.path, self.config, begun=begun)
 
     def _has_begun(self) -> bool:
         """Whether a step left something behind."""
@@ -179,6 +187,9 @@ class RunFolder:
             write_whole(path, gzip.compress(lines.encode(), compresslevel=6, mtime=0))
             with (self.path / INDEX).open("a") as file:
                 file.write(json.dumps(_index_line(step, groups)) + "\n")
+        keep = self.config.tracking.keep_rollouts
+        for old in stored_steps(self.path)[:-keep] if keep else ():
+            remove(rollouts_file(self.path, old))
 
     def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None:
         """What each held-out problem came to, `before` or `after` training, one a line."""
@@ -342,11 +353,24 @@ def rollouts_file(folder: pathlib.Path, step: int) -> pathlib.Path:
 def stored_steps(folder: pathlib.Path) -> list[int]:
     """The steps whose answers are stored, ascending."""
     files = (folder / "rollouts").glob("step-??????.jsonl.gz")
-    return sorted(int(path.name[5:11]) for path in files)
+    return sorted(int(path.name[5:11]) for path in files if path.is_file())  # no pipes
 
 
 def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
-    return [group_from_json(group) for group in read_rollouts(rollouts_file(folder, step))]
+    """The groups of a stored step, checked: whoever made the folder may be a stranger."""
+    path = rollouts_file(folder, step)
+    try:
+        read = [group_from_json(group) for group in read_rollouts(path)]
+        groups = [TypeAdapter(Group).validate_python(to_json(group)) for group in read]
+        for group in groups:
+            per_answer = [group.rewards, group.advantages, *group.scores.values()]
+            uneven = {len(group.completions)} != {len(values) for values in per_answer}
+            if uneven or any(len(c.tokens) != len(c.logprobs) for c in group.completions):
+                raise ValueError("a group has not one value for each of its answers or tokens")
+    except (OSError, EOFError, zlib.error, ValueError, *_WRONG_SHAPE) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise RunFolderError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
+    return groups
 
 
 def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """What we rely on in transformers beyond its public interface."""
 
 import torch
+from jinja2 import nodes
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from groupwise.compat.transformers import (
@@ -8,6 +9,7 @@ from groupwise.compat.transformers import (
     has_attention_interface,
     is_adapter_checkpoint,
     no_split_modules,
+    parsed_chat_template,
     routed,
     routed_attention,
     set_checkpoint_function,
@@ -56,3 +58,8 @@ def test_layers_run_under_the_checkpoint_function_that_was_set() -> None:
     set_checkpoint_function(model, function)
     model(torch.tensor([[3, 4, 5]])).logits.sum().backward()
     assert len(layers) == model.config.num_hidden_layers
+
+
+def test_a_chat_template_is_parsed_by_the_environment_that_renders_it() -> None:
+    tree = parsed_chat_template("{% generation %}{{ 2 ** 3 }}{% endgeneration %}")
+    assert next(tree.find_all(nodes.Pow)) is not None

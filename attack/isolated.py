@@ -1,0 +1,150 @@
+"""Run something in a forked process: with a time limit, its output, and what it left running.
+
+Forking saves the seconds that importing torch takes. This process adopts whatever a case leaves
+behind (it is their subreaper), so an orphan cannot hide.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import os
+import pathlib
+import resource
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+PR_SET_CHILD_SUBREAPER = 36
+MEMORY_BYTES = 6 * 2**30
+"""Address space beyond what this process has already."""
+GRACE_SECONDS = 8.0
+"""Within which what a case started must have ended after it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """`code`: the exit status, negative for a signal. `orphans`: command lines of what was left."""
+
+    code: int
+    output: str
+    hung: bool = False
+    orphans: tuple[str, ...] = ()
+
+
+def adopt_orphans() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def isolated(
+    work: Callable[[], object],
+    seconds: float,
+    *,
+    disturb: Callable[[int], None] | None = None,
+    limited: bool = True,
+) -> Ended:
+    """`disturb(pid)` is called in a thread of its own while the work runs."""
+    before = children()
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            _be_the_child(work, output, limited)
+        if disturb is not None:
+            threading.Thread(target=disturb, args=(child,), daemon=True).start()
+        busy = os.getloadavg()[0] / (os.cpu_count() or 1)
+        hung = not _ends(child, seconds * max(1.0, busy))
+        if hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGUSR1)  # says where it is
+                time.sleep(0.5)
+                os.killpg(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        orphans = _left(before)
+        output.seek(0)
+        text = output.read()[-200_000:].decode(errors="replace")
+    return Ended(code, text, hung, () if hung else orphans)
+
+
+def _be_the_child(work: Callable[[], object], output: BinaryIO, limited: bool) -> None:
+    code = 1
+    try:
+        os.setsid()
+        weakref.finalize._registry.clear()  # temporary folders are the parent's to remove
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+        if limited:
+            most = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * 4096
+            resource.setrlimit(resource.RLIMIT_AS, (most + MEMORY_BYTES,) * 2)
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code & 255)
+
+
+def _ends(child: int, seconds: float) -> bool:
+    descriptor = os.pidfd_open(child)
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+def children() -> set[int]:
+    """Processes whose parent is this one, zombies not counted: those are reaped."""
+    me, found = os.getpid(), set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, parent = (
+                pathlib.Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            )
+            if int(parent) == me and state != "Z":
+                found.add(int(entry))
+    return found
+
+
+def _left(before: set[int]) -> tuple[str, ...]:
+    """What is still running after the grace period; it is ended then."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while left := children() - before:
+        if time.monotonic() > deadline:
+            break
+        _reap(before)
+        time.sleep(0.02)
+    named = []
+    for process in left:
+        with contextlib.suppress(OSError):
+            line = pathlib.Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ")
+            named.append(line.decode(errors="replace")[:300])
+            os.kill(process, signal.SIGKILL)
+    _reap(before)
+    return tuple(named)
+
+
+def _reap(before: set[int]) -> None:
+    """Collect what ended, but not the servers that the campaign itself started."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) not in before:
+            with contextlib.suppress(OSError):
+                os.waitpid(int(entry), os.WNOHANG)

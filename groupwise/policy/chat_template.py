@@ -1,0 +1,88 @@
+"""A model's chat template, rendered as what it is: a program by whoever made the model.
+
+transformers renders it in jinja's sandbox (`ImmutableSandboxedEnvironment`), so it reaches nothing
+but what it is given. Here it is bounded besides: in time, and whatever it raises is one error.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import nodes
+
+from groupwise.compat.transformers import parsed_chat_template
+from groupwise.errors import ModelError, shortened
+
+SECONDS = 10.0
+"""For one conversation. Real templates take less than a thousandth of it."""
+LONGEST = 10_000_000
+"""Characters of a rendered conversation."""
+
+
+class _TooLong(BaseException):
+    """Not an Exception: nothing on the way may take it for one of its own."""
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    """The conversation as text. Raises ModelError."""
+    own = tokenizer.chat_template
+    try:
+        for template in own.values() if isinstance(own, dict) else [own]:
+            _check_numbers(template)
+        turns = [dict(message) for message in messages]
+        with _limited(SECONDS):
+            text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        if not isinstance(text, str) or len(text) > LONGEST:
+            raise ValueError(f"it writes more than {LONGEST} characters")
+        text.encode()
+        return text
+    except _TooLong:
+        reason = f"it takes longer than {SECONDS:g} s"
+    except Exception as error:  # templates are code of the model's author
+        reason = shortened(str(error) or type(error).__name__)
+    roles = ", ".join(str(message.get("role")) for message in messages)
+    raise ModelError(
+        f"the model's chat template cannot render a conversation (roles: {shortened(roles)}): "
+        f"{reason}. Some templates know no system role: leave the system prompt out"
+    )
+
+
+@lru_cache(maxsize=16)
+def _check_numbers(template: str) -> None:
+    """`9**9**9` or `'x' * 10000000000` is one operation, which nothing can interrupt."""
+    tree = parsed_chat_template(template)
+    if next(tree.find_all(nodes.Pow), None) is not None:
+        raise ValueError("it computes powers, which no template needs")
+    numbers = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, int)]
+    if any(abs(number) > LONGEST for number in numbers):
+        raise ValueError(f"it has numbers beyond {LONGEST}, which no template needs")
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise _TooLong in this thread after so long, wherever Python code then is."""
+    thread, over, lock, arrived = threading.get_ident(), threading.Event(), threading.Lock(), False
+    fired, interrupt = threading.Event(), ctypes.pythonapi.PyThreadState_SetAsyncExc
+
+    def watch() -> None:
+        while not over.wait(seconds):
+            with lock:
+                if not over.is_set():
+                    fired.set()
+                    interrupt(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    except _TooLong:
+        arrived = True
+        raise
+    finally:
+        with lock:
+            over.set()
+        while fired.is_set() and not arrived:  # it must not arrive later, somewhere else
+            time.sleep(0.001)

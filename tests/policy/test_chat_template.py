@@ -1,0 +1,49 @@
+"""A chat template is a program of the model's author: sandboxed, bounded, one error."""
+
+import time
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from groupwise.errors import ModelError
+from groupwise.policy import chat_template
+from groupwise.policy.chat_template import render_chat
+from test_prompts import TEMPLATE, byte_tokenizer, user
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
+    environment = _compile_jinja_template(TEMPLATE).environment
+    assert isinstance(environment, ImmutableSandboxedEnvironment)
+    assert render_chat(byte_tokenizer(), [user("hi")]) == "<bos>user:hi<eos>"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 1/0 }}", "division by zero"),
+        ("{{ 9**9**9 }}", "computes powers"),
+        ("{% generation %}{{ 9**9**9 }}{% endgeneration %}", "computes powers"),
+        ("{{ 'x' * 100000000000 }}", "numbers beyond"),
+        ("{{ 'x' * 9999999 * 2 }}", "more than"),
+        ("{{ none + 1 }}", "unsupported operand"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{", "unexpected 'end"),
+    ],
+)
+def test_what_a_template_does_wrong_is_one_error(template: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"cannot render a conversation.*{reason}"):
+        render_chat(byte_tokenizer(template), [user("hi")])
+
+
+def test_a_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"longer than 0\.3 s"):
+        render_chat(byte_tokenizer(ENDLESS), [user("hi")])
+    assert time.monotonic() - began < 5
+    assert render_chat(byte_tokenizer(), [user("hi")])  # nothing strikes later
