@@ -20,6 +20,7 @@ from groupwise.config.engine import (
 )
 from groupwise.config.environment import (
     AnyEnvironment,
+    HasReward,
     NoEnvironment,
     check_problems,
     environment_kind,
@@ -386,7 +387,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _some_reward(self) -> "Config":
-        own = not isinstance(self.environment, NoEnvironment) and self.environment.weight
+        environment = self.environment
+        own = isinstance(environment, HasReward) and environment.weight
         if not own and not any(reward.weight for reward in self.rewards):
             raise ValueError("rewards: at least one reward needs a weight other than 0")
         return self

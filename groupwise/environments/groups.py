@@ -11,7 +11,7 @@ from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import AllEpisodesFailed, EnvironmentBusy, EnvironmentFactory
 from groupwise.environments.calls import ParseTurn, parse_hermes
 from groupwise.environments.chat import Chat, PlainChat
-from groupwise.environments.episode import EpisodeRun, Limits, Segment
+from groupwise.environments.episode import EpisodeInputs, EpisodeRun, Limits, Segment
 from groupwise.environments.renderers_chat import ChatKind, RenderersChat, template_chat
 from groupwise.environments.rounds import InRounds, Rounds
 from groupwise.errors import quoted
@@ -116,7 +116,7 @@ class Episodes:
         limits = replace(self.limits, max_tokens=sampling.max_tokens)
         rounds = self._rounds()
         while True:
-            run = (self.factory.run or EpisodeRun)(
+            inputs = EpisodeInputs(
                 InRounds(engine, rounds) if self.in_rounds else engine,
                 self.factory.make,
                 problem,
@@ -125,10 +125,11 @@ class Episodes:
                 self.eos_ids,
                 sampling,
                 limits,
-                key=key,
-                seed=seed,
-                parse=self.parse,
+                key,
+                seed,
+                self.parse,
             )
+            run = (self.factory.run or EpisodeRun)(inputs)
             async with self.factory.queue(), rounds.place():
                 with contextlib.suppress(EnvironmentBusy):
                     return await run.run()
