@@ -387,8 +387,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _some_reward(self) -> "Config":
-        environment = self.environment
-        own = isinstance(environment, HasReward) and environment.weight
+        own = isinstance(self.environment, HasReward) and self.environment.weight
         if not own and not any(reward.weight for reward in self.rewards):
             raise ValueError("rewards: at least one reward needs a weight other than 0")
         return self

@@ -153,7 +153,7 @@ def _settled(text: str, stops: Sequence[str]) -> str:
     text = text[: min(ends, default=len(text))]
     begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
     text = text[: len(text) - max(begun, default=0)]
-    return text.rstrip().rstrip("\ufffd")
+    return text.rstrip("\ufffd").rstrip()
 
 
 def _head(reply: ChatReply, kind: str) -> dict[str, Any]:
