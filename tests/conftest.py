@@ -2,12 +2,9 @@
 
 import os
 import shutil
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Run folders are synced to disk at every step: thousands of times here, where nothing needs it.
-IN_MEMORY = "/dev/shm"
-if os.access(IN_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(IN_MEMORY).free > 8 * 2**30:
-    os.environ.setdefault("TMPDIR", IN_MEMORY)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -20,6 +17,16 @@ torch.set_num_threads(1)
 # New ones, to find what these do not show: pytest --hypothesis-profile=default
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
+
+
+IN_MEMORY = "/dev/shm"
+
+
+def pytest_configure() -> None:
+    """Run folders are synced to disk at every step: thousands of times here, where none matters."""
+    if os.access(IN_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(IN_MEMORY).free > 8 * 2**30:
+        os.environ.setdefault("TMPDIR", IN_MEMORY)
+        tempfile.tempdir = None  # look again
 
 
 @pytest.fixture(autouse=True)

@@ -20,12 +20,12 @@ class NoEnvironment(Settings):
     kind: Literal["none"] = "none"
 
     @property
-    def weight(self) -> float:
+    def reward_weight(self) -> float:
         """Of the reward of an environment that was passed from Python."""
         return 1.0
 
     @property
-    def turn_weight(self) -> None:
+    def turn_weight(self) -> float | None:
         return None
 
 
@@ -42,25 +42,53 @@ class EnvironmentSettings(Settings):
     """Seconds that it may take in one episode."""
     at_once: int = Field(default=256, ge=1)
     """Episodes that run at the same time."""
-    isolation: Literal["process", "thread"] = "process"
-    """process: a crash or a hang costs an episode. thread: in the process of the run."""
     in_rounds: bool = False
     """They take their turns together, so that a run on a CPU repeats to the last digit. All wait
     for the slowest reply then."""
-    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
-    """Of the environment's own reward, which is one more beside `rewards`."""
-    turn_rewards: bool = False
-    """A turn is credited with what followed it alone: rewards of earlier turns are left out."""
     chat: Literal["auto", "template", "renderers"] = "auto"
     """What continues conversations: `renderers` for families that it knows, or the template."""
 
     @property
+    def reward_weight(self) -> float:
+        """Of the environment's own reward, if it has one."""
+        return 1.0
+
+    @property
     def turn_weight(self) -> float | None:
         """What the rewards of turns weigh, where each turn has an advantage of its own."""
+        return None
+
+
+class HasIsolation(EnvironmentSettings):
+    """Runs code in this machine's processes; what talks to a server or a program needs none."""
+
+    isolation: Literal["process", "thread"] = "process"
+    """process: a crash or a hang costs an episode. thread: in the process of the run."""
+
+
+class HasReward(EnvironmentSettings):
+    """Gives a reward of its own."""
+
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """Of the environment's own reward, which is one more beside `rewards`."""
+
+    @property
+    def reward_weight(self) -> float:
+        return self.weight
+
+
+class HasTurnRewards(HasReward):
+    """May give a reward for each turn."""
+
+    turn_rewards: bool = False
+    """A turn is credited with what followed it alone: rewards of earlier turns are left out."""
+
+    @property
+    def turn_weight(self) -> float | None:
         return self.weight if self.turn_rewards else None
 
 
-class ToolsEnvironment(EnvironmentSettings):
+class ToolsEnvironment(HasIsolation):
     """Python functions that the model may call; a turn without a call ends the episode."""
 
     kind: Literal["tools"] = "tools"
@@ -74,7 +102,7 @@ class GuessNumberEnvironment(EnvironmentSettings):
     kind: Literal["guess_number"] = "guess_number"
 
 
-class TrlEnvironmentSettings(EnvironmentSettings):
+class TrlEnvironmentSettings(HasIsolation, HasReward):
     """A class as TRL's `environment_factory` takes it."""
 
     kind: Literal["trl"] = "trl"
@@ -104,7 +132,7 @@ class McpEnvironmentSettings(EnvironmentSettings):
     """One server for all episodes, where it keeps nothing of them; otherwise each has its own."""
 
 
-class OpenEnvSettings(EnvironmentSettings):
+class OpenEnvSettings(HasTurnRewards):
     """An OpenEnv server, whose observations are replies and whose rewards are the turns'."""
 
     kind: Literal["openenv"] = "openenv"
@@ -114,7 +142,7 @@ class OpenEnvSettings(EnvironmentSettings):
     """Fields of an observation that the model sees (none: all of them)."""
 
 
-class ReasoningGymEnvironmentSettings(EnvironmentSettings):
+class ReasoningGymEnvironmentSettings(HasIsolation, HasReward):
     """Further tries at a task of reasoning-gym (`task: gym:NAME`), after a wrong answer."""
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
@@ -125,7 +153,7 @@ class ReasoningGymEnvironmentSettings(EnvironmentSettings):
     """What is said after a wrong answer."""
 
 
-class VerifiersEnvironmentSettings(EnvironmentSettings):
+class VerifiersEnvironmentSettings(HasReward):
     """An environment of verifiers: its datasets are the task, its rubric is the reward."""
 
     kind: Literal["verifiers"] = "verifiers"
@@ -137,7 +165,7 @@ class VerifiersEnvironmentSettings(EnvironmentSettings):
     """The interpreter that has verifiers (None: this one), .venv-verifiers/bin/python."""
 
 
-class AgentEnvironment(EnvironmentSettings):
+class AgentEnvironment(HasReward):
     """A program or a function that asks the model itself, over an OpenAI-compatible URL."""
 
     kind: Literal["agent"] = "agent"
@@ -153,12 +181,10 @@ class AgentEnvironment(EnvironmentSettings):
     def _one_agent(self) -> "AgentEnvironment":
         if bool(self.command) == bool(self.function):
             raise ValueError("an agent is either a command or a function: give one of the two")
-        if self.turn_rewards:
-            raise ValueError("an agent gives no rewards for turns: leave turn_rewards out")
         return self
 
 
-class OwnEnvironment(EnvironmentSettings):
+class OwnEnvironment(HasIsolation, HasTurnRewards):
     """An environment of yours, `file.py:Class`: made once for each episode, with the problem."""
 
     kind: Annotated[str, Code("environment")]

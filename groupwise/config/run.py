@@ -20,6 +20,7 @@ from groupwise.config.engine import (
 )
 from groupwise.config.environment import (
     AnyEnvironment,
+    HasReward,
     NoEnvironment,
     check_problems,
     environment_kind,
@@ -361,7 +362,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _some_reward(self) -> "Config":
-        own = not isinstance(self.environment, NoEnvironment) and self.environment.weight
+        own = isinstance(self.environment, HasReward) and self.environment.weight
         if not own and not any(reward.weight for reward in self.rewards):
             raise ValueError("rewards: at least one reward needs a weight other than 0")
         return self

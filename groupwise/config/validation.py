@@ -61,11 +61,10 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
 
 def _kind(model: type[BaseModel], field: int | str) -> str | None:
     """The kind of settings that a field belongs to."""
-    return (
-        model.model_fields["kind"].default
-        if field in model.model_fields and "kind" in model.model_fields
-        else None
-    )
+    if field not in model.model_fields or "kind" not in model.model_fields:
+        return None
+    kind = model.model_fields["kind"].default
+    return kind if isinstance(kind, str) else "file.py:Class"
 
 
 def _without_kinds(location: tuple[int | str, ...], root: type[BaseModel]) -> list[int | str]:

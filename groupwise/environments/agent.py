@@ -20,17 +20,14 @@ from groupwise.environments.base import (
     EnvironmentFailed,
     checked_scores,
 )
-from groupwise.environments.calls import ParseTurn, parse_hermes
-from groupwise.environments.chat import Chat
-from groupwise.environments.episode import Limits, Segment, as_messages
+from groupwise.environments.episode import EpisodeInputs, Segment, as_messages
 from groupwise.environments.gateway_app import local_gateway
 from groupwise.environments.gateway_request import same_message
 from groupwise.environments.gateway_session import Session
 from groupwise.environments.threads import EpisodeThread
 from groupwise.errors import ConfigError, quoted
-from groupwise.rollout.engine import Engine
 from groupwise.secrets import masked
-from groupwise.types import Completion, Episode, Problem, Sampling, StopReason
+from groupwise.types import Completion, Episode, Problem, StopReason
 
 AgentFunction = Callable[[str, str, Problem], Any]
 """run(base_url, api_key, problem): async or not; gives a reward, {"scores": {...}}, or None."""
@@ -95,40 +92,25 @@ def agent_environment(
 
 
 class AgentRun:
-    """One episode of an agent, with the same arguments as an EpisodeRun."""
+    """One episode of an agent, in place of an EpisodeRun."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        make: Callable[[Problem], Agent],
-        problem: Problem,
-        chat: Chat,
-        tokenizer: Any,
-        eos_ids: tuple[int, ...],
-        sampling: Sampling,
-        limits: Limits,
-        *,
-        key: int,
-        seed: int,
-        parse: ParseTurn = parse_hermes,
-        override_sampling: bool = False,
-    ) -> None:
+    def __init__(self, inputs: EpisodeInputs, *, override_sampling: bool = False) -> None:
+        self.inputs, problem = inputs, inputs.problem
         if problem.prefill:
             raise ConfigError(
                 "an agent writes its own prompts, so answers cannot begin with the task's prefill "
                 f"{quoted(problem.prefill, 40)}: leave the prefill out"
             )
-        self.make, self.problem, self.seed = make, problem, seed
-        self.opening = chat.opening(as_messages(problem), ())
+        self.opening = inputs.chat.opening(as_messages(problem), ())
         self.session = Session(
-            engine,
-            chat,
-            tokenizer,
-            eos_ids,
-            sampling,
-            limits,
-            key=key,
-            parse=parse,
+            inputs.engine,
+            inputs.chat,
+            inputs.tokenizer,
+            inputs.eos_ids,
+            inputs.sampling,
+            inputs.limits,
+            key=inputs.key,
+            parse=inputs.parse,
             override_sampling=override_sampling,
         )
 
@@ -136,9 +118,10 @@ class AgentRun:
         began, error, scores = time.monotonic(), "", {}
         session, gateway = self.session, local_gateway()
         base_url, api_key = gateway.open(session)
-        agent = self.make(self.problem)
+        problem = self.inputs.problem
+        agent = self.inputs.make(problem)
         try:
-            work = agent.run(base_url, api_key, self.problem, self.seed)
+            work = agent.run(base_url, api_key, problem, self.inputs.seed)
             scores = _scores(await self._watched(work))
             if not session.turns:
                 raise EnvironmentFailed("the agent did not ask the model for anything")
@@ -183,7 +166,7 @@ class AgentRun:
         stop: StopReason = "environment" if error else session.stop
         segments = session.segments() or (Segment(self.opening, Completion((), (), stop)),)
         episode = Episode(
-            messages=_behind_prompt(session.messages, as_messages(self.problem)),
+            messages=_behind_prompt(session.messages, as_messages(self.inputs.problem)),
             turns=session.turns,
             rewards=(None,) * len(session.turns),
             scores=scores,

@@ -149,8 +149,8 @@ class EnvironmentFactory:
     close: Callable[[], None] = lambda: None
     """The run is over."""
     run: Callable[..., Any] | None = None
-    """What plays an episode in place of EpisodeRun, with the same arguments: agent.AgentRun, where
-    it is not the environment that answers the model but an agent that asks it."""
+    """What plays an episode in place of EpisodeRun: agent.AgentRun, where it is not the
+    environment that answers the model but an agent that asks it."""
 
 
 def checked_reply(value: Any) -> Reply:

@@ -28,7 +28,8 @@ from torch import Tensor
 from groupwise.config import Config, EnvironmentSettings
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, ToolSpec, Turn
 from groupwise.environments.bench_policies import CHEATS, HONEST, IDLE, Policy, Seen
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeInputs, Limits
+from groupwise.environments.gateway_session import Session
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, RewardError, quoted
 from groupwise.rewards.adversaries import FORMS
@@ -139,17 +140,14 @@ class Bench:
         key = answer_key(self.config.seed, "bench", name, solved.problem.id)
         seen = Seen(solved.problem, random.Random(key), solved.right or None, solved.wrong, form)
 
-        def make(problem: Problem) -> Environment:
-            return _Watched(self.factory.make(problem), seen)
-
-        runner = self._episodes(replace(self.factory, make=make))
+        engine = _PolicyEngine(policy, seen)
+        runner = self._episodes(_watched(self.factory, engine))
         sampling = [Sampling(max_tokens=MOST_CHARACTERS)]
         seed = answer_key(self.config.seed, "bench", solved.problem.id)
-        engine = _PolicyEngine(policy, seen)
         return wait_for(runner.group(solved.problem, engine, (key,), sampling, seed))
 
     def _episodes(self, factory: EnvironmentFactory) -> Episodes:
-        weight = self.config.environment.weight
+        weight = self.config.environment.reward_weight
         return Episodes(factory, _Characters(), (_END,), self.limits, weight=weight)
 
     def _scored(self, groups: Sequence[Group]) -> list[Group]:
@@ -169,7 +167,7 @@ class Bench:
     def _most(self) -> float:
         """Of rewards from 0 to 1."""
         weights = [reward.weight for reward in self.scorer.rewards]
-        weights += [self.config.environment.weight] * self.factory.scores
+        weights += [self.config.environment.reward_weight] * self.factory.scores
         return sum(max(weight, 0.0) for weight in weights)
 
 
@@ -258,6 +256,20 @@ def _difference(first: Group, again: Group) -> str:
     return ""
 
 
+def _watched(factory: EnvironmentFactory, engine: "_PolicyEngine") -> EnvironmentFactory:
+    """The same, whose replies the engine's policy sees. What an agent sends is its reply."""
+    play = factory.run
+    if play is None:
+        return replace(factory, make=lambda problem: _Watched(factory.make(problem), engine.seen))
+
+    def run(inputs: EpisodeInputs) -> Any:
+        started = play(inputs)
+        engine.session = started.session
+        return started
+
+    return replace(factory, run=run)
+
+
 class _Watched:
     """An environment whose replies a policy sees."""
 
@@ -286,10 +298,15 @@ class _PolicyEngine:
 
     def __init__(self, policy: Policy, seen: Seen) -> None:
         self.policy, self.seen = policy, seen
+        self.session: Session | None = None
 
     async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        if self.session is not None:
+            new, self.seen.tools = self.session.asked
+            said = tuple(message for message in new if message["role"] != "assistant")
+            self.seen.replies.append(Reply(said))
         tokens = (*_Characters()(self.policy(self.seen))["input_ids"], _END)
-        return (Completion(tokens, (0.0,) * len(tokens), "eos"),)
+        return (Completion(tokens, (0.0,) * len(tokens), "eos"),) * len(request.keys)
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         raise AssertionError("there are no weights")

@@ -10,6 +10,7 @@ from groupwise.config import (
     Config,
     EnvironmentSettings,
     GuessNumberEnvironment,
+    HasIsolation,
     InFlight,
     McpEnvironmentSettings,
     NoEnvironment,
@@ -142,6 +143,10 @@ def make_episodes(factory: EnvironmentFactory, config: Config, policy: Policy) -
     """With the recipe's limits; the defaults where the environment was passed from Python."""
     given = config.environment
     settings = EnvironmentSettings() if isinstance(given, NoEnvironment) else given
+    if not factory.scores and settings.reward_weight != 1.0:
+        raise ConfigError(
+            f"environment.weight: {factory.name} gives no reward of its own. Leave weight out"
+        )
     limits = Limits(
         max_tokens=config.rollout.max_completion_tokens,
         max_turns=settings.max_turns,
@@ -150,13 +155,14 @@ def make_episodes(factory: EnvironmentFactory, config: Config, policy: Policy) -
         step_seconds=settings.step_seconds,
         episode_seconds=settings.episode_seconds,
     )
-    isolated = settings.isolation == "process" and factory.isolate
+    in_threads = isinstance(settings, HasIsolation) and settings.isolation == "thread"
+    isolated = factory.isolate and not in_threads
     episodes = Episodes(
         in_processes(factory) if isolated else factory,
         policy.tokenizer,
         policy.eos_ids,
         limits,
-        weight=settings.weight,
+        weight=settings.reward_weight,
         at_once=settings.at_once,
         in_rounds=settings.in_rounds,
         chat=settings.chat,

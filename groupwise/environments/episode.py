@@ -112,33 +112,34 @@ class Trace:
         return Segment(self.prompt, written)
 
 
-class EpisodeRun:
-    """One episode. `await EpisodeRun(...).run()` gives its segments, as a rule one."""
+@dataclass(frozen=True)
+class EpisodeInputs:
+    """What an episode is played with, by an EpisodeRun or by an agent.AgentRun."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        make: Callable[[Problem], Environment],
-        problem: Problem,
-        chat: Chat,
-        tokenizer: Any,
-        eos_ids: tuple[int, ...],
-        sampling: Sampling,
-        limits: Limits,
-        *,
-        key: int,
-        seed: int,
-        parse: ParseTurn = parse_hermes,
-        own_thread: bool = True,
-    ) -> None:
-        self.runs_in = EpisodeThread if own_thread else SamplingThread
-        self.engine, self.make, self.problem, self.chat = engine, make, problem, chat
+    engine: Engine
+    make: Callable[[Problem], Any]
+    problem: Problem
+    chat: Chat
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+    sampling: Sampling
+    limits: Limits
+    key: int
+    seed: int
+    parse: ParseTurn = parse_hermes
+    own_thread: bool = True
+    """Whether the environment's code has a thread to itself; else it runs where sampling does."""
+
+
+class EpisodeRun:
+    """One episode. `await EpisodeRun(inputs).run()` gives its segments, as a rule one."""
+
+    def __init__(self, inputs: EpisodeInputs) -> None:
+        self.inputs = inputs
         self.environment: Environment | None = None
         self.tools: tuple[ToolSpec, ...] = ()
-        self.tokenizer, self.eos_ids, self.parse = tokenizer, eos_ids, parse
-        self.sampling, self.limits, self.key, self.seed = sampling, limits, key, seed
         self.trace = Trace()
-        self.messages = as_messages(problem)
+        self.messages = as_messages(inputs.problem)
         self.asked = len(self.messages)
         self.turns: list[int] = []
         self.rewards: list[float | None] = []
@@ -149,7 +150,8 @@ class EpisodeRun:
     async def run(self) -> tuple[Segment, ...]:
         began, error, scores = time.monotonic(), "", {}
         stop: StopReason = "environment"
-        self.thread = self.runs_in(f"environment of {self.problem.id}"[:60])
+        runs_in = EpisodeThread if self.inputs.own_thread else SamplingThread
+        self.thread = runs_in(f"environment of {self.inputs.problem.id}"[:60])
         try:
             await self._begin()
             stop = await self._converse()
@@ -179,11 +181,11 @@ class EpisodeRun:
 
     async def _begin(self) -> None:
         # Until the environment has begun, its episode is the bare prompt: a failure has a place.
-        self.trace.prompt = self.chat.opening(self.messages, ())
+        self.trace.prompt = self.inputs.chat.opening(self.messages, ())
 
         async def made_and_reset() -> Reply:
-            self.environment = self.make(self.problem)
-            return await self.environment.reset(self.problem, self.seed)
+            made = self.environment = self.inputs.make(self.inputs.problem)
+            return await made.reset(self.inputs.problem, self.inputs.seed)
 
         reply = await self._wait("reset()", made_and_reset, checked_reply)
         assert self.environment is not None
@@ -191,15 +193,16 @@ class EpisodeRun:
         whole = list(reply.messages) if reply.replaces else None
         self.messages = whole or opened(self.messages, self._cut(reply))
         self.asked = len(self.messages)
-        prefill = self.tokenizer(self.problem.prefill, add_special_tokens=False)["input_ids"]
-        self.trace.prompt = (*self.chat.opening(self.messages, self.tools), *prefill)
+        tokenizer, problem = self.inputs.tokenizer, self.inputs.problem
+        prefill = tokenizer(problem.prefill, add_special_tokens=False)["input_ids"]
+        self.trace.prompt = (*self.inputs.chat.opening(self.messages, self.tools), *prefill)
 
     async def _converse(self) -> StopReason:
         while True:
             assert self.environment is not None
             turn, step = await self._turn(), self.environment.step
             self.messages.append(as_message(turn))
-            left = self.limits.max_tokens - sum(self.turns)
+            left = self.inputs.limits.max_tokens - sum(self.turns)
             cut = turn.stop == "length"
             if cut and not getattr(self.environment, "takes_cut_turns", False):
                 self.rewards.append(None)
@@ -211,12 +214,12 @@ class EpisodeRun:
             if reply.done:
                 self.messages += self._cut(reply)
                 return turn.stop
-            if len(self.turns) >= self.limits.max_turns:
+            if len(self.turns) >= self.inputs.limits.max_turns:
                 return "turns"
             if left <= 0:
                 return "length"
             replies = self._cut(reply)
-            following = self.chat.extend(self.trace.held, self.messages, replies, self.tools)
+            following = self.inputs.chat.extend(self.trace.held, self.messages, replies, self.tools)
             self.messages += replies
             if following.broken is None:
                 self.trace.append(following.tokens[len(self.trace.held) :])
@@ -224,20 +227,21 @@ class EpisodeRun:
                 self.trace.restart(following.tokens)
 
     async def _turn(self) -> Turn:
-        number = len(self.turns)
-        left = self.limits.max_tokens - sum(self.turns)
-        key = answer_key(self.key, "turn", number) if number else self.key
+        inputs, number = self.inputs, len(self.turns)
+        left = inputs.limits.max_tokens - sum(self.turns)
+        key = answer_key(inputs.key, "turn", number) if number else inputs.key
         # Few different limits: engines take requests with equal settings together.
-        allowed = min(self.sampling.max_tokens, power_of_two(left))
+        allowed = min(inputs.sampling.max_tokens, power_of_two(left))
         request = Request(self.trace.held, (key,))
-        (answer,) = await self.engine.sample(request, replace(self.sampling, max_tokens=allowed))
+        sampling = replace(inputs.sampling, max_tokens=allowed)
+        (answer,) = await inputs.engine.sample(request, sampling)
         answer = cut_answer(answer, left)
         self.trace.add(answer)
         self.turns.append(len(answer.tokens))
-        opening = "" if number else self.problem.prefill
-        self.text = opening + decode(answer.tokens, self.tokenizer, self.eos_ids)
-        written = with_special_tokens(answer.tokens, self.tokenizer, self.eos_ids)
-        turn = self.parse(opening + written, answer.stop)
+        opening = "" if number else inputs.problem.prefill
+        self.text = opening + decode(answer.tokens, inputs.tokenizer, inputs.eos_ids)
+        written = with_special_tokens(answer.tokens, inputs.tokenizer, inputs.eos_ids)
+        turn = inputs.parse(opening + written, answer.stop)
         self.calls += len(turn.calls)
         self.malformed += sum(bool(call.error) for call in turn.calls)
         return turn
@@ -250,15 +254,15 @@ class EpisodeRun:
         async def checked() -> Checked:
             return check(await work())
 
-        left = self.limits.episode_seconds - self.waited
+        left = self.inputs.limits.episode_seconds - self.waited
         began = time.monotonic()
         try:
-            return await self.thread.call(what, checked, min(self.limits.step_seconds, left))
+            return await self.thread.call(what, checked, min(self.inputs.limits.step_seconds, left))
         finally:
             self.waited += time.monotonic() - began
 
     async def _close(self) -> None:
-        seconds = min(self.limits.step_seconds, 1.0 if self.thread.hangs else 60.0)
+        seconds = min(self.inputs.limits.step_seconds, 1.0 if self.thread.hangs else 60.0)
         # The episode is over: nothing depends on how closing goes.
         with contextlib.suppress(EnvironmentFailed, GroupwiseError):
             if self.environment is not None:
@@ -267,8 +271,8 @@ class EpisodeRun:
 
     def _cut(self, reply: Reply) -> list[ChatMessage]:
         """The reply's messages, none longer than may be: a long one must not fill the context."""
-        most = self.limits.max_reply_tokens
-        return [cut_message(message, self.tokenizer, most) for message in reply.messages]
+        most = self.inputs.limits.max_reply_tokens
+        return [cut_message(message, self.inputs.tokenizer, most) for message in reply.messages]
 
 
 def cut_message(message: ChatMessage, tokenizer: Any, max_tokens: int) -> ChatMessage:

@@ -25,8 +25,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from groupwise.environments.gateway_reply import ReplyWriter
-from groupwise.environments.gateway_request import RequestRefused, parse_request
+from groupwise.environments.gateway_reply import ChatReply, Part, ReplyWriter
+from groupwise.environments.gateway_request import ChatRequest, RequestRefused, parse_request
 from groupwise.environments.gateway_session import Session
 from groupwise.remote.guard import HTTPRefusal, discard_body, read_body
 from groupwise.remote.running import server_for
@@ -61,11 +61,11 @@ def gateway_app(
         body = await read_body(request, MAX_BODY_BYTES)
         request.state.body_read = True
         asked = parse_request(body)
-        reply = await computed_for(request, lambda: session.submit(asked))
-        writer = ReplyWriter(asked, reply, session.tokenizer)
+        writer = ReplyWriter(asked, session.tokenizer, session.eos_ids)
         if asked.stream:
-            return StreamingResponse(_events(writer), media_type="text/event-stream")
-        return json_response(writer.whole())
+            return await _streamed(session, asked, writer)
+        reply = await computed_for(request, lambda: session.submit(asked))
+        return json_response(writer.whole(reply))
 
     async def health(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -81,9 +81,39 @@ def gateway_app(
     return Starlette(routes=[*routes, Route("/health", health)], **options)
 
 
-async def _events(writer: ReplyWriter) -> AsyncIterator[bytes]:
-    for chunk in writer.chunks():
-        yield chunk
+async def _streamed(session: Session, asked: ChatRequest, writer: ReplyWriter) -> Response:
+    """Events as tokens are drawn. A request that is refused gets its status before any of them."""
+    loop, parts = asyncio.get_running_loop(), asyncio.Queue[Part | None]()
+
+    def tell(part: Part | None) -> None:
+        loop.call_soon_threadsafe(parts.put_nowait, part)
+
+    submitted = session.submit(asked, tell)
+    submitted.add_done_callback(lambda _: tell(None))
+    reply = asyncio.wrap_future(submitted)
+    if await parts.get() is None:
+        await reply
+    return StreamingResponse(_events(writer, parts, reply), media_type="text/event-stream")
+
+
+async def _events(
+    writer: ReplyWriter, parts: "asyncio.Queue[Part | None]", reply: "asyncio.Future[ChatReply]"
+) -> AsyncIterator[bytes]:
+    """Whoever hangs up ends this generator, and with it the request."""
+    try:
+        while (part := await parts.get()) is not None:
+            for event in writer.part(part):
+                yield event
+        for event in writer.end(await reply):
+            yield event
+    except HTTPRefusal as refusal:
+        yield error_event(refusal)
+    except asyncio.CancelledError:
+        if not reply.cancelled():
+            raise
+        yield error_event(RequestRefused(410, "the session has ended"))
+    finally:
+        reply.cancel()
 
 
 def _session(sessions: Sessions, request: Request) -> Session:
@@ -122,6 +152,14 @@ def answering(endpoint: Endpoint) -> Endpoint:
 
 
 def _error(refusal: HTTPRefusal) -> Response:
+    return json_response(_described(refusal), refusal.status)
+
+
+def error_event(refusal: HTTPRefusal) -> bytes:
+    return b"data: " + json.dumps(_described(refusal)).encode() + b"\n\n"
+
+
+def _described(refusal: HTTPRefusal) -> dict[str, Any]:
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     error = {
         "message": str(refusal),
@@ -129,7 +167,7 @@ def _error(refusal: HTTPRefusal) -> Response:
         "param": getattr(refusal, "param", None),
         "code": getattr(refusal, "code", None),
     }
-    return json_response({"error": error}, refusal.status)
+    return {"error": error}
 
 
 class LocalGateway:

@@ -1,12 +1,13 @@
 """A reply to a chat completion, as OpenAI's clients read it: whole, or as a stream of events."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groupwise.environments.base import ChatMessage
 from groupwise.environments.gateway_request import ChatRequest
+from groupwise.policy.prompts import decode
 from groupwise.types import Completion
 
 
@@ -25,74 +26,148 @@ class ChatReply:
     created: int
     prompt_tokens: tuple[int, ...]
     choices: tuple[Choice, ...]
+    stop: tuple[str, ...] = ()
+    """The strings that end a choice, and are not shown."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of a choice that were drawn since the last part; the first of a reply has none."""
+
+    head: ChatReply
+    index: int = 0
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+
+
+OnPart = Callable[[Part], None]
 
 
 class ReplyWriter:
     """A reply as JSON, whole or in the chunks of a stream."""
 
-    def __init__(self, request: ChatRequest, reply: ChatReply, tokenizer: Any) -> None:
-        self.request, self.reply, self.tokenizer = request, reply, tokenizer
+    def __init__(self, request: ChatRequest, tokenizer: Any, eos_ids: tuple[int, ...]) -> None:
+        self.request, self.tokenizer, self.eos_ids = request, tokenizer, eos_ids
+        self._tokens: dict[int, list[int]] = {}
+        self._sent: dict[int, str] = {}
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self, reply: ChatReply) -> dict[str, Any]:
         choices = []
-        for index, choice in enumerate(self.reply.choices):
+        for index, choice in enumerate(reply.choices):
             made = {"index": index, "finish_reason": _finish(choice), "message": _message(choice)}
-            made["logprobs"] = self._logprobs(choice)
-            choices.append(made | self._token_ids(choice))
-        return self._head("chat.completion") | {
+            answer = choice.answer
+            choices.append(made | self._drawn(answer.tokens, answer.logprobs))
+        return _head(reply, "chat.completion") | {
             "choices": choices,
-            "usage": self._usage(),
-            **self._prompt_ids(),
+            "usage": _usage(reply),
+            **self._prompt_ids(reply),
         }
 
-    def chunks(self) -> Iterator[bytes]:
-        """Server-sent events. A turn is there as a whole when its first chunk is sent."""
-        head = self._head("chat.completion.chunk")
-        options = self.request.stream_options
-        usage = {"usage": None} if options and options.include_usage else {}
-        for index, choice in enumerate(self.reply.choices):
-            for number, delta in enumerate(_deltas(choice)):
-                made = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
-                if number == 0:
-                    made |= {"logprobs": self._logprobs(choice), **self._token_ids(choice)}
-                first = self._prompt_ids() if index == number == 0 else {}
-                yield _event({**head, "choices": [made], **usage, **first})
-            last = {"index": index, "delta": {}, "finish_reason": _finish(choice)}
-            yield _event({**head, "choices": [{**last, "logprobs": None}], **usage})
-        if usage:
-            yield _event({**head, "choices": [], "usage": self._usage()})
+    def part(self, part: Part) -> Iterator[bytes]:
+        """The events of what was drawn. With tools nothing is said before the end: only then it is
+        known what is text and what is a call."""
+        if self.request.tool_specs or not part.tokens:
+            return
+        if part.index not in self._sent:
+            yield self._opening(part.head, part.index, (), ())
+        tokens = self._tokens.setdefault(part.index, [])
+        tokens += part.tokens
+        text = _settled(decode(tokens, self.tokenizer, self.eos_ids), part.head.stop)
+        sent = self._sent[part.index]
+        new = text[len(sent) :] if text.startswith(sent) else ""
+        self._sent[part.index] += new
+        yield self._chunk(part.head, part.index, {"content": new}, part.tokens, part.logprobs)
+
+    def end(self, reply: ChatReply) -> Iterator[bytes]:
+        """The events of what has not been sent yet, and the last ones."""
+        for index, choice in enumerate(reply.choices):
+            answer, told = choice.answer, len(self._tokens.get(index, ()))
+            drawn = answer.tokens[told:], answer.logprobs[told:]
+            if index not in self._sent:
+                yield self._opening(reply, index, *drawn)
+                drawn = (), ()
+            message = _message(choice)
+            rest = (message["content"] or "")[len(self._sent[index]) :]
+            if rest or drawn[0]:
+                yield self._chunk(reply, index, {"content": rest}, *drawn)
+            for number, call in enumerate(message.get("tool_calls", ())):
+                yield self._chunk(reply, index, {"tool_calls": [{"index": number, **call}]})
+            yield self._chunk(reply, index, {}, finish=_finish(choice))
+        if self._usage_asked:
+            head = _head(reply, "chat.completion.chunk")
+            yield _event({**head, "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        reply = self.reply
-        return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+    def _opening(
+        self, reply: ChatReply, index: int, tokens: Sequence[int], logprobs: Sequence[float]
+    ) -> bytes:
+        first = self._prompt_ids(reply) if not self._sent else {}
+        self._sent[index] = ""
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk(reply, index, delta, tokens, logprobs, **first)
 
-    def _usage(self) -> dict[str, int]:
-        prompt = len(self.reply.prompt_tokens)
-        written = sum(len(choice.answer.tokens) for choice in self.reply.choices)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-        }
+    def _chunk(
+        self,
+        reply: ChatReply,
+        index: int,
+        delta: Mapping[str, Any],
+        tokens: Sequence[int] = (),
+        logprobs: Sequence[float] = (),
+        finish: str | None = None,
+        **more: Any,
+    ) -> bytes:
+        made = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}
+        if tokens:
+            made |= self._drawn(tokens, logprobs)
+        usage = {"usage": None} if self._usage_asked else {}
+        head = _head(reply, "chat.completion.chunk")
+        return _event({**head, "choices": [made], **usage, **more})
 
-    def _prompt_ids(self) -> dict[str, Any]:
-        ids = list(self.reply.prompt_tokens)
+    @property
+    def _usage_asked(self) -> bool:
+        options = self.request.stream_options
+        return bool(options and options.include_usage)
+
+    def _prompt_ids(self, reply: ChatReply) -> dict[str, Any]:
+        ids = list(reply.prompt_tokens)
         return {"prompt_token_ids": ids} if self.request.return_token_ids else {}
 
-    def _token_ids(self, choice: Choice) -> dict[str, Any]:
-        return {"token_ids": list(choice.answer.tokens)} if self.request.return_token_ids else {}
-
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if not self.request.logprobs:
-            return None
-        pairs = zip(choice.answer.tokens, choice.answer.logprobs, strict=True)
-        return {"content": [self._logprob(*pair) for pair in pairs], "refusal": None}
+    def _drawn(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        """Tokens and log-probs, as far as they were asked for."""
+        listed = None
+        if self.request.logprobs:
+            entries = [self._logprob(*pair) for pair in zip(tokens, logprobs, strict=True)]
+            listed = {"content": entries, "refusal": None}
+        ids = {"token_ids": list(tokens)} if self.request.return_token_ids else {}
+        return {"logprobs": listed, **ids}
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.tokenizer.decode([token])
         raw = list(text.encode("utf-8", "replace"))
         return {"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []}
+
+
+def _settled(text: str, stops: Sequence[str]) -> str:
+    """The part of the text that further tokens cannot change, nor take back as a stop string."""
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    text = text[: min(ends, default=len(text))]
+    begun = [n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])]
+    text = text[: len(text) - max(begun, default=0)]
+    return text.rstrip("\ufffd").rstrip()
+
+
+def _head(reply: ChatReply, kind: str) -> dict[str, Any]:
+    return {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+
+
+def _usage(reply: ChatReply) -> dict[str, int]:
+    prompt = len(reply.prompt_tokens)
+    written = sum(len(choice.answer.tokens) for choice in reply.choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+    }
 
 
 def _finish(choice: Choice) -> str:
@@ -108,15 +183,6 @@ def _message(choice: Choice) -> dict[str, Any]:
     if calls := message.get("tool_calls"):
         made |= {"content": message["content"] or None, "tool_calls": _written(calls)}
     return made
-
-
-def _deltas(choice: Choice) -> Iterator[dict[str, Any]]:
-    message = _message(choice)
-    yield {"role": "assistant", "content": ""}
-    for start in range(0, len(message["content"] or ""), 256):
-        yield {"content": message["content"][start : start + 256]}
-    for index, call in enumerate(message.get("tool_calls", ())):
-        yield {"tool_calls": [{"index": index, **call}]}
 
 
 def _written(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from groupwise.environments.episode import (
     power_of_two,
     with_special_tokens,
 )
-from groupwise.environments.gateway_reply import ChatReply, Choice
+from groupwise.environments.gateway_reply import ChatReply, Choice, OnPart, Part
 from groupwise.environments.gateway_request import (
     ChatRequest,
     RequestRefused,
@@ -36,7 +36,7 @@ from groupwise.environments.gateway_request import (
     same_message,
 )
 from groupwise.policy.prompts import decode
-from groupwise.rollout.engine import Engine
+from groupwise.rollout.engine import Engine, OnTokens, sample_stream
 from groupwise.rollout.noise import answer_key
 from groupwise.types import Completion, Request, Sampling, StopReason
 
@@ -119,6 +119,8 @@ class Session:
         self.failure: Exception | None = None
         """Of the engine: no fault of the agent's."""
         self.calls = self.malformed = self.requests = 0
+        self.asked: tuple[Messages, Tools] = (), ()
+        """The last request: the messages that were new in it, and the tools that it showed."""
         self.closed = False
         self._branches: list[_Branch] = []
         self._points: list[_Point] = []
@@ -126,22 +128,29 @@ class Session:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle_since, self._idle = time.monotonic(), 0.0
 
-    def submit(self, request: ChatRequest) -> "Future[ChatReply]":
+    def submit(self, request: ChatRequest, on_part: OnPart | None = None) -> "Future[ChatReply]":
         if self.closed or self.loop.is_closed():
             raise RequestRefused(410, "the session has ended")
-        return asyncio.run_coroutine_threadsafe(self.complete(request), self.loop)
+        return asyncio.run_coroutine_threadsafe(self.complete(request, on_part), self.loop)
 
-    async def complete(self, request: ChatRequest) -> ChatReply:
-        """Raises RequestRefused."""
+    async def complete(self, request: ChatRequest, on_part: OnPart | None = None) -> ChatReply:
+        """Raises RequestRefused. `on_part` is told when it was accepted, and of tokens as they are
+        drawn where the engine can stream."""
         asked = self._accept(request)
+        id = f"chatcmpl-{self.key & 0xFFFFFFFF:08x}-{asked.number}"
+        head = ChatReply(id, self.model, int(time.time()), asked.prompt, (), asked.sampling.stop)
+        on_tokens = None
+        if on_part is not None:
+            on_part(Part(head))
+            on_tokens = lambda *drawn: on_part(Part(head, *drawn))  # noqa: E731
         task = asyncio.current_task()
         assert task is not None
         if not self._tasks:
             self._idle += time.monotonic() - self._idle_since
         self._tasks.add(task)
         try:
-            answers = await self._sample(asked, request.choices)
-            choices = self._record(asked, answers)
+            answers = await self._sample(asked, request.choices, on_tokens)
+            return replace(head, choices=self._record(asked, answers))
         except BaseException:
             if asked.point is not None:
                 asked.point.taken = False
@@ -149,8 +158,6 @@ class Session:
         finally:
             self._tasks.discard(task)
             self._idle_since = time.monotonic()
-        id = f"chatcmpl-{self.key & 0xFFFFFFFF:08x}-{asked.number}"
-        return ChatReply(id, self.model, int(time.time()), asked.prompt, choices)
 
     def close(self) -> None:
         """No request is taken any more; those in progress are cancelled."""
@@ -219,11 +226,14 @@ class Session:
         if self.positions is not None:
             left = min(left, self.positions - len(prompt))
         allowed = min(left, self.sampling.max_tokens, request.max_new_tokens or left)
-        # Few different limits: engines take requests with equal settings together.
-        most = allowed if request.max_new_tokens else power_of_two(allowed)
+        # Few different limits: engines take requests with equal settings together. What is streamed
+        # cannot be cut afterwards.
+        exact = request.max_new_tokens or request.stream
+        most = allowed if exact else power_of_two(allowed)
         sampling = replace(sampling, max_tokens=min(self.sampling.max_tokens, most))
         new = messages if held is None else messages[len(held.messages) :]
         number, self.requests = self.requests, self.requests + 1
+        self.asked = new, tools
         if point is not None:
             point.taken = True
         return _Asked(number, messages, new, tools, prompt, sampling, allowed, point)
@@ -299,10 +309,13 @@ class Session:
             for number, message in enumerate(messages)
         ]
 
-    async def _sample(self, asked: _Asked, choices: int) -> tuple[Completion, ...]:
+    async def _sample(
+        self, asked: _Asked, choices: int, on_tokens: OnTokens | None
+    ) -> tuple[Completion, ...]:
         keys = tuple(self._key(asked.number, choice) for choice in range(choices))
         try:
-            return await self.engine.sample(Request(asked.prompt, keys), asked.sampling)
+            request = Request(asked.prompt, keys)
+            return await sample_stream(self.engine, request, asked.sampling, on_tokens)
         except Exception as error:
             self.failure = error
             raise RequestRefused(500, f"{type(error).__name__} in the engine") from error

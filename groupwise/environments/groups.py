@@ -6,14 +6,13 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import AllEpisodesFailed, EnvironmentBusy, EnvironmentFactory
 from groupwise.environments.calls import ParseTurn, parse_hermes
 from groupwise.environments.chat import Chat, PlainChat
-from groupwise.environments.episode import EpisodeRun, Limits, Segment
+from groupwise.environments.episode import EpisodeInputs, EpisodeRun, Limits, Segment
 from groupwise.environments.renderers_chat import ChatKind, RenderersChat, template_chat
 from groupwise.environments.rounds import InRounds, Rounds
 from groupwise.errors import quoted
@@ -118,9 +117,8 @@ class Episodes:
     ) -> tuple[Segment, ...]:
         limits = replace(self.limits, max_tokens=sampling.max_tokens)
         rounds, number = self._rounds(), next(self._begun)
-        make_run = self.factory.run or partial(EpisodeRun, own_thread=self.factory.own_thread)
         while True:
-            run = make_run(
+            inputs = EpisodeInputs(
                 InRounds(engine, rounds, number) if self.in_rounds else engine,
                 self.factory.make,
                 problem,
@@ -129,15 +127,18 @@ class Episodes:
                 self.eos_ids,
                 sampling,
                 limits,
-                key=key,
-                seed=seed,
-                parse=self.parse,
+                key,
+                seed,
+                self.parse,
+                self.factory.own_thread,
             )
+            run = (self.factory.run or EpisodeRun)(inputs)
             async with self.factory.queue(), rounds.place():
                 with contextlib.suppress(EnvironmentBusy):
                     segments = await run.run()
-                    if self.factory.ended is not None:
-                        self.factory.ended(segments[0].completion.episode, run.environment)
+                    episode = segments[0].completion.episode
+                    if self.factory.ended is not None and episode is not None:
+                        self.factory.ended(episode, run.environment)
                     return segments
 
     def _chat(self, problem: Problem) -> Chat:

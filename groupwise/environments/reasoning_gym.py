@@ -7,6 +7,7 @@ The score is reasoning-gym's own, of the last answer.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from groupwise.environments.base import EnvironmentFactory, Reply, ToolSpec, Turn
 from groupwise.errors import DataError
@@ -49,6 +50,5 @@ class ReasoningGymEnvironment:
 
 def reasoning_gym_environment(feedback: str) -> EnvironmentFactory:
     """For `groupwise.train(config, environment=reasoning_gym_environment("Wrong. Try again."))`."""
-    return EnvironmentFactory(
-        "reasoning_gym", lambda problem: ReasoningGymEnvironment(problem, feedback)
-    )
+    make = partial(ReasoningGymEnvironment, feedback=feedback)  # another process can make it too
+    return EnvironmentFactory("reasoning_gym", make)

@@ -87,7 +87,7 @@ def verifiers_environment(
     def make(problem: Problem) -> VerifiersEnvironment:
         return VerifiersEnvironment(worker, name)
 
-    return EnvironmentFactory(name, make, tools=tools_of(described["tools"]))
+    return EnvironmentFactory(name, make, tools=tools_of(described["tools"]), isolate=False)
 
 
 def tools_of(described: Any) -> tuple[ToolSpec, ...]:

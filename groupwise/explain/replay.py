@@ -84,7 +84,7 @@ def _weights(config: Config, groups: Sequence[Group]) -> dict[str, float]:
     for name in set(groups[0].scores) - set(weights):
         own = (c.episode.reward if c.episode else None for _, _, c in answers)
         if [group.scores[name][index] for group, index, _ in answers] == list(own):
-            weights[name] = config.environment.weight
+            weights[name] = config.environment.reward_weight
     return weights
 
 

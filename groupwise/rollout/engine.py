@@ -8,15 +8,17 @@ sampling settings and the weights: neither order nor neighbours nor timing chang
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from groupwise.types import Completion, Request, Sampling
 
 Result = TypeVar("Result")
+OnTokens = Callable[[int, Sequence[int], Sequence[float]], None]
+"""Which of a request's answers, its next tokens, and their log-probs."""
 
 
 class Engine(Protocol):
@@ -34,6 +36,26 @@ class Engine(Protocol):
     def close(self) -> None:
         """No more requests come: give back memory, processes and connections."""
         ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that can tell of tokens before an answer ends."""
+
+    async def sample_stream(
+        self, request: Request, sampling: Sampling, on_tokens: OnTokens
+    ) -> tuple[Completion, ...]:
+        """As `sample`; `on_tokens` is called as tokens are drawn, in the engine's thread."""
+        ...
+
+
+async def sample_stream(
+    engine: Engine, request: Request, sampling: Sampling, on_tokens: OnTokens | None
+) -> tuple[Completion, ...]:
+    """The answers; where the engine cannot stream, `on_tokens` is never called."""
+    if on_tokens is not None and isinstance(engine, StreamingEngine):
+        return await engine.sample_stream(request, sampling, on_tokens)
+    return await engine.sample(request, sampling)
 
 
 class EngineElsewhere:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from groupwise.rollout.engine import Engine
+from groupwise.rollout.engine import Engine, OnTokens, sample_stream
 from groupwise.types import Completion, Request, Sampling
 
 Result = TypeVar("Result")
@@ -29,9 +29,15 @@ class EngineThread:
         self._thread.start()
 
     async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        return await self.sample_stream(request, sampling, None)
+
+    async def sample_stream(
+        self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
+    ) -> tuple[Completion, ...]:
+        work = sample_stream(self.engine, request, sampling, on_tokens)
         if asyncio.get_running_loop() is self.loop:
-            return await self.engine.sample(request, sampling)
-        return await asyncio.wrap_future(self.start(self.engine.sample(request, sampling)))
+            return await work
+        return await asyncio.wrap_future(self.start(work))
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Done when it returns: between two pieces of the engine's work, never within one."""

@@ -3,7 +3,8 @@
 import io
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from environments import bench_environments as benched
 from environments.test_runs import add
 from groupwise.cli.main import app
 from groupwise.config import Config
+from groupwise.environments.agent import agent_environment
 from groupwise.environments.base import EnvironmentFactory, Reply, Turn
 from groupwise.environments.bench import Bench, Line, Report, bench_table, solved_problems
 from groupwise.environments.tools import tools_environment
@@ -182,3 +184,61 @@ def test_the_command(kind: str, code: int, tmp_path: pathlib.Path) -> None:
 def test_a_recipe_without_an_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="no environment"):
         CliRunner().invoke(app, ["environment", "bench", "demo"], catch_exceptions=False)
+
+
+CHECK = {
+    "type": "function",
+    "function": {
+        "name": "check",
+        "parameters": {"type": "object", "properties": {"value": {"type": "string"}}},
+    },
+}
+
+
+def agent(tools: bool, score: Callable[[str, str], float]) -> EnvironmentFactory:
+    """An agent that answers calls of `check`, and scores the first turn without one."""
+
+    def run(base_url: str, api_key: str, problem: Problem) -> float:
+        import openai
+
+        messages: list[Any] = list(problem.prompt)
+        answer, client = (
+            problem.columns["answer"],
+            openai.OpenAI(base_url=base_url, api_key=api_key),
+        )
+        shown: dict[str, Any] = {"tools": [CHECK]} if tools else {}
+        while True:
+            reply = client.chat.completions.create(model="any", messages=messages, **shown)
+            said = reply.choices[0].message
+            if not said.tool_calls:
+                return score(said.content or "", answer)
+            messages.append(said)
+            for call in said.tool_calls:
+                right = json.loads(call.function.arguments).get("value") == answer  # type: ignore
+                content = f"{call.function.name}: {right}"  # type: ignore
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+
+    return agent_environment(run)
+
+
+def exact(text: str, answer: str) -> float:
+    return float(f"<answer>{answer}</answer>" in text)
+
+
+def test_agents_are_played_by_policies_too(nobody: Scorer) -> None:
+    sound = bench(agent(False, exact), nobody, ALONE)
+    assert flaws(sound) == {}
+    assert line(sound, "right answer").reward == 1 and line(sound, "no-op").reward == 0
+    probed = bench(agent(True, exact), nobody, ALONE)
+    assert list(flaws(probed)) == ["verifier probe"]
+    assert line(probed, "tool spam").turns == 8, "a limit that an agent meets is no failure"
+
+
+def test_an_agent_that_pays_for_silence_or_fails_is_found(nobody: Scorer) -> None:
+    def score(text: str, answer: str) -> float:
+        return 1.0 if not text else exact(text, answer)
+
+    report = bench(agent(False, score), nobody, ALONE)
+    assert list(flaws(report)) == ["no-op"]
+    fragile = bench(agent(False, lambda text, answer: float(text[0] == "<")), nobody, ALONE)
+    assert "fails in 3 of 3 episodes: the function raised IndexError" in flaws(fragile)["no-op"]

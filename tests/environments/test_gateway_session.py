@@ -80,7 +80,7 @@ async def ask(session: Session, *messages: Any, **more: Any) -> ChatReply:
 def sent(reply: ChatReply, choice: int = 0) -> dict[str, Any]:
     """The message as a client gets it, and sends it back."""
     body = {"messages": [QUESTION]}
-    whole = ReplyWriter(parse_request(json.dumps(body).encode()), reply, None).whole()
+    whole = ReplyWriter(parse_request(json.dumps(body).encode()), None, ()).whole(reply)
     return json.loads(json.dumps(whole["choices"][choice]["message"]))
 
 

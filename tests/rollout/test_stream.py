@@ -382,3 +382,27 @@ def test_whatever_comes_all_pages_are_free_in_the_end(data: st.DataObject) -> No
         scheduler = engine.scheduler
         assert scheduler.pool.in_use == 0 and not scheduler.waiting and not scheduler.prefilled
         assert scheduler.pool.free + len(scheduler.pool.kept) == scheduler.pool.capacity - 1
+
+
+def test_tokens_are_told_as_they_are_drawn_also_of_answers_that_had_to_wait() -> None:
+    told: dict[int, list[tuple[list[int], list[float]]]] = {0: [], 1: [], 2: []}
+    done: list[Answers] = []
+
+    async def stream() -> None:
+        engine = NativeEngine(POLICY, 8, page=4, max_pages=12)
+
+        def on_tokens(index: int, tokens: Iterable[int], logprobs: Iterable[float]) -> None:
+            assert not done, "before the end"
+            told[index].append((list(tokens), list(logprobs)))
+
+        request = Request(PROMPT, (1, 2, 3))
+        done.append(await engine.sample_stream(request, Sampling(20), on_tokens))
+        plain = await engine.sample(request, Sampling(20))
+        assert tokens_of(done[0]) == tokens_of(plain)
+
+    asyncio.run(stream())
+    for index, answer in enumerate(done[0]):
+        parts = told[index]
+        assert tuple(token for tokens, _ in parts for token in tokens) == answer.tokens
+        assert tuple(logp for _, logps in parts for logp in logps) == answer.logprobs
+        assert len(parts) == len(answer.tokens), "one step at a time"

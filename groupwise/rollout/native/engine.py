@@ -20,6 +20,7 @@ from groupwise.compat.torch_modules import changes_in_place
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.policy.weights import copy_into, trained_weights
+from groupwise.rollout.engine import OnTokens
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs
 from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
@@ -61,13 +62,18 @@ class NativeEngine:
         self._weights: tuple[tuple[int, int], ...] = ()
 
     async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        return await self.sample_stream(request, sampling, None)
+
+    async def sample_stream(
+        self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
+    ) -> tuple[Completion, ...]:
         if not request.keys:
             return ()
         if self.scheduler is None:
             with self._no_dropout(), self._sampling():
                 self.scheduler = self._make_scheduler()
         future = asyncio.get_running_loop().create_future()
-        self.scheduler.submit(request, sampling, future)
+        self.scheduler.submit(request, sampling, future, on_tokens)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._take_steps())
         return await future

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from groupwise.errors import ModelError
 from groupwise.policy.policy import Policy
+from groupwise.rollout.engine import OnTokens
 from groupwise.rollout.native.decode import Decoder, Drawn
 from groupwise.rollout.native.kv_cache import PagedKVCache
 from groupwise.rollout.native.limits import MULTI_STEP, PREFILL_TOKENS
@@ -33,6 +34,7 @@ class Call:
 
     future: asyncio.Future[tuple[Completion, ...]]
     wanted: int
+    on_tokens: OnTokens | None = None
     done: dict[int, Completion] = field(default_factory=dict)
 
 
@@ -67,8 +69,9 @@ class Scheduler:
         request: Request,
         sampling: Sampling,
         future: asyncio.Future[tuple[Completion, ...]],
+        on_tokens: OnTokens | None = None,
     ) -> None:
-        call = Call(future, len(request.keys))
+        call = Call(future, len(request.keys), on_tokens)
         self.calls.add(call)
         prompt = np.array(request.prompt_tokens, dtype=np.int64)
         stops = StopStrings(sampling.stop, self.policy.tokenizer)
@@ -217,7 +220,9 @@ class Scheduler:
         """Append new tokens to their rows, and take finished answers out."""
         ended: dict[int, StopReason] = {}
         for rows, tokens, logprobs in drawn:
+            before = self.batch.output_lens[rows]
             ended |= self.batch.append(rows, tokens, logprobs, self.version)
+            self._tell(rows.tolist(), before.tolist())
         for row, reason in ended.items():
             answer = self.batch.answers[row]
             versions = tuple(answer.versions)
@@ -230,6 +235,15 @@ class Scheduler:
             )
             self._finish(answer, done)
         self._leave(list(ended))
+
+    def _tell(self, rows: Sequence[int], before: Sequence[int]) -> None:
+        """Of the tokens that rows have got, to those who want to know at once."""
+        for row, first in zip(rows, before, strict=True):
+            answer = self.batch.answers[row]
+            if answer.call.on_tokens is not None:
+                tokens = self.batch.tokens_of(row)[first:].tolist()
+                logprobs = self.batch.logprobs_of(row)[first:].tolist()
+                answer.call.on_tokens(answer.index, tokens, logprobs)
 
     def _finish(self, answer: Answer, completion: Completion) -> None:
         call: Call = answer.call
