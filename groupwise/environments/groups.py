@@ -136,8 +136,9 @@ class Episodes:
             async with self.factory.queue(), rounds.place():
                 with contextlib.suppress(EnvironmentBusy):
                     segments = await run.run()
-                    if self.factory.ended is not None:
-                        self.factory.ended(segments[0].completion.episode, run.environment)
+                    episode = segments[0].completion.episode
+                    if self.factory.ended is not None and episode is not None:
+                        self.factory.ended(episode, run.environment)
                     return segments
 
     def _chat(self, problem: Problem) -> Chat:
