@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from groupwise.errors import Interrupted
 from groupwise.secrets import masked
 
 NAME = "log.txt"
@@ -48,6 +49,11 @@ def logging_to(folder: pathlib.Path) -> Iterator[None]:
         _send_libraries_to_root()
     try:
         yield
+    except Interrupted as stopped:
+        file.handle(
+            logging.LogRecord("groupwise", logging.INFO, __file__, 0, str(stopped), (), None)
+        )
+        raise
     except Exception as error:
         made = ("groupwise", logging.ERROR, __file__, 0, "the run ended by an error", ())
         file.handle(logging.LogRecord(*made, exc_info=(type(error), error, error.__traceback__)))
