@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from groupwise.diagnose import diagnose, diagnose_outcome
+from groupwise.diagnose import diagnose_outcome
 from groupwise.recipe import config_text, parse, read_yaml
 from groupwise.report.conversation import answer_text, answer_tokens
 from groupwise.report.curves import drawn, series
@@ -50,9 +50,7 @@ def report_page(folder: pathlib.Path, summary: Mapping[str, Any] | None = None) 
         seconds=summary.get("seconds", sum(row.get("seconds", 0) for row in metrics)),
         before_after=before_after_rows(before, after),
         problems=after.get("problems", 0),
-        findings=diagnose_outcome(metrics, before, after, config)
-        if after
-        else diagnose(metrics, config),
+        findings=diagnose_outcome(metrics, before, after, config),
         curves=_curves(metrics),
         answer_text=answer_text,
         answer_tokens=answer_tokens,

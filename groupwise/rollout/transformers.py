@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers import StoppingCriteria as StoppingCriterion
 from transformers.generation import GenerationConfig, StoppingCriteriaList
 
 from groupwise.policy.policy import Policy
+from groupwise.policy.token_logprobs import token_logprobs
 from groupwise.policy.weights import copy_into, trained_weights
 from groupwise.rollout.batching import BatchingEngine
 from groupwise.rollout.noise import key_tensor
@@ -77,17 +78,21 @@ class TransformersEngine(BatchingEngine):
         if len(sampler.logprobs) == len(drawn[0]):
             logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
         else:  # a `generate` of the script's own, which draws by itself
-            logprobs = self._logprobs_of(output, visible.to(policy.device), sampling).tolist()
+            seen = visible.to(policy.device)
+            logprobs = self._logprobs_of(output, seen, sampling.temperature).tolist()
         return [self._cut(row, lps, stops) for row, lps in zip(drawn, logprobs, strict=True)]
 
-    def _logprobs_of(self, output: Tensor, visible: Tensor, sampling: Sampling) -> Tensor:
+    def _logprobs_of(self, output: Tensor, visible: Tensor, temperature: float) -> Tensor:
         """Of what stands behind the prompts, under the model as it is."""
-        width = visible.shape[1]
-        real = torch.nn.functional.pad(visible, (0, output.shape[1] - width), value=1)
-        logits = self.policy.model(input_ids=output, attention_mask=real).logits[:, width - 1 : -1]
-        if sampling.temperature > 0:
-            logits = logits / sampling.temperature
-        return logits.float().log_softmax(-1).gather(-1, output[:, width:, None]).squeeze(-1)
+        policy, width = self.policy, visible.shape[1]
+        real = nn.functional.pad(visible, (0, output.shape[1] - width), value=1)
+        positions = (real.cumsum(-1) - 1).clamp(min=0)
+        hidden = policy.body(input_ids=output, attention_mask=real, position_ids=positions)
+        before, drawn = hidden[:, width - 1 : -1].flatten(0, 1), output[:, width:]
+        logprobs, _ = token_logprobs(
+            before, policy.head, drawn.flatten(), temperature or 1.0, vocab=policy.vocab
+        )
+        return logprobs.view(drawn.shape)
 
     def _cut(self, tokens: list[int], logprobs: list[float], stops: StopStrings) -> Completion:
         """The row up to where it ended; `generate` pads finished rows to the longest."""

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from groupwise.errors import Interrupted
 from groupwise.secrets import masked
 
 NAME = "log.txt"
@@ -48,13 +49,20 @@ def logging_to(folder: pathlib.Path) -> Iterator[None]:
         _send_libraries_to_root()
     try:
         yield
+    except Interrupted as stopped:
+        file.handle(_record(logging.INFO, str(stopped)))
+        raise
     except Exception as error:
-        made = ("groupwise", logging.ERROR, __file__, 0, "the run ended by an error", ())
-        file.handle(logging.LogRecord(*made, exc_info=(type(error), error, error.__traceback__)))
+        file.handle(_record(logging.ERROR, "the run ended by an error", error))
         raise
     finally:
         root.removeHandler(file)
         file.close()
+
+
+def _record(level: int, text: str, error: Exception | None = None) -> logging.LogRecord:
+    why = None if error is None else (type(error), error, error.__traceback__)
+    return logging.LogRecord("groupwise", level, __file__, 0, text, None, why)
 
 
 class _File(logging.FileHandler):

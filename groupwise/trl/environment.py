@@ -7,11 +7,11 @@ each episode a thread of its own.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from groupwise.environments.base import EnvironmentFactory, ToolSpec
-from groupwise.environments.tools import specs, tools_environment
+from groupwise.environments.base import EnvironmentFactory, Reply, ToolSpec, Turn
+from groupwise.environments.tools import ToolEnvironment, specs
 from groupwise.environments.trl import CHOOSES, TrlEnvironment, tool_methods
 from groupwise.errors import ConfigError, DataError
 from groupwise.trl.config import GRPOConfig, as_dict
@@ -23,10 +23,23 @@ MANY_TURNS = 1000
 Tool = Callable[..., Any]
 
 
+class _Tools(ToolEnvironment):
+    async def step(self, turn: Turn) -> Reply:
+        return Reply(done=True) if _is_malformed(turn) else await super().step(turn)
+
+
 class _Environment(TrlEnvironment):
+    async def step(self, turn: Turn) -> Reply:
+        return Reply(done=True) if _is_malformed(turn) else await super().step(turn)
+
     async def score(self) -> Mapping[str, float | None]:
         """Nothing: rewards are called when all answers of a rollout are there."""
         return {}
+
+
+def _is_malformed(turn: Turn) -> bool:
+    """A call that cannot be read is text to TRL, and so the end of the answer."""
+    return any(call.error for call in turn.calls)
 
 
 class Pool:
@@ -120,7 +133,15 @@ class Environments:
         own_thread = own.get("environment.isolation") == "thread"
         if factories is None:
             settings = {"kind": "tools", "functions": named, **settings}
-            made = replace(tools_environment(tools), isolate=False, own_thread=own_thread)
+            listed = specs(tools)
+            made = EnvironmentFactory(
+                "tools",
+                lambda problem: _Tools(tools, listed),
+                scores=False,
+                tools=listed,
+                isolate=False,
+                own_thread=own_thread,
+            )
             return cls(made, None, settings, None, list(tools))
         several = isinstance(factories, Mapping)
         pool = Pool(dict(factories) if several else {None: factories}, tools)

@@ -57,7 +57,7 @@ def _tool_metrics(answers: Sequence[Completion]) -> dict[str, float]:
     episodes = [c.episode for c in answers if c.episode is not None]
     if not episodes:
         return {}
-    calls = sum(episode.calls for episode in episodes)
+    calls = sum(episode.calls - episode.malformed for episode in episodes)  # those are text
     failed = sum(
         message.get("role") == "tool" and str(message.get("content")).startswith(FAILED_CALL)
         for episode in episodes

@@ -1,6 +1,8 @@
 """What every engine must do, by the Protocol."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,32 @@ def test_logprobs_are_the_models_own() -> None:
                 logprobs = logits[start:-1].log_softmax(-1)
                 expected = logprobs.gather(-1, torch.tensor(answer.tokens)[:, None]).squeeze(-1)
                 assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_a_generate_that_draws_by_itself_gets_log_probs_too() -> None:
+    """A script may put its own in place of the model's, which calls no logits processor."""
+    policy = random_policy()
+    engine, sampling = TransformersEngine(policy, max_batch=64), Sampling(10, 0.8)
+    expected = generate(engine, requests(), sampling)
+    drawn, model = policy.model.generate, policy.model
+    model.generate = lambda input_ids, attention_mask, logits_processor, **more: drawn(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        logits_processor=list(fresh(logits_processor)),
+        **more,
+    )
+    for given, answers in zip(expected, generate(engine, requests(), sampling), strict=True):
+        for one, other in zip(given, answers, strict=True):
+            assert other.tokens == one.tokens
+            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+
+
+def fresh(processors: Any) -> Any:
+    """The same processors, which keep what they see to themselves."""
+    for processor in processors:
+        alone = copy.copy(processor)
+        alone.logprobs = []
+        yield alone
 
 
 def test_greedy_takes_the_likeliest_token(engine: Engine) -> None:

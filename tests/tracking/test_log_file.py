@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from groupwise.errors import Interrupted
 from groupwise.tracking.log_file import libraries_off_screen, logging_to
 
 
@@ -45,7 +46,10 @@ def test_the_screen_has_what_is_for_people_and_the_file_has_all(
 def test_the_file_says_why_a_run_ended(tmp_path: pathlib.Path, screen: io.StringIO) -> None:
     with pytest.raises(ZeroDivisionError), logging_to(tmp_path):
         _ = 1 / 0
-    assert "ZeroDivisionError" in (tmp_path / "log.txt").read_text()
+    with pytest.raises(Interrupted), logging_to(tmp_path):
+        raise Interrupted("stopped by SIGINT at 5 %")
+    error, stop = (tmp_path / "log.txt").read_text().split("ZeroDivisionError: ")
+    assert "Traceback" in error and "stopped by SIGINT at 5 %" in stop and "Traceback" not in stop
     assert not screen.getvalue()
 
 

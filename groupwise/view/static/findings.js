@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { el } from "./dom.js";
 import { visibleLine } from "./visible_text.js";
 
+const ENOUGH = 5; // steps before which no symptom is looked for (START of groupwise/diagnose)
 const MARKS = { error: "✖", warning: "▲", info: "●" };
 
 export function findings(frame) {
@@ -33,8 +34,9 @@ async function diagnosis(run) {
   while (reply.read < reply.rows) reply = await ask(`runs/${run.id}/findings`);
   const now = reply.findings.map((one) => card(run, one));
   const past = reply.gone.map((one) => card(run, one)).reverse();
+  const none = reply.rows < ENOUGH ? `Too early to tell, after ${reply.rows} steps.` : "Nothing looks wrong.";
   return [
-    ...(now.length ? now : [el("p", { class: "faint" }, "Nothing looks wrong.")]),
+    ...(now.length ? now : [el("p", { class: "faint" }, none)]),
     ...(past.length ? [el("details", {}, el("summary", {}, `${past.length} earlier, gone since`), past)] : []),
   ];
 }
