@@ -4,6 +4,7 @@ The docstring under a field is its documentation; docs/configuration.md is made 
 """
 
 from groupwise.config.base import Settings
+from groupwise.config.distributed import DistributedSettings
 from groupwise.config.engine import (
     Ahead,
     AnyEngine,
@@ -37,7 +38,6 @@ from groupwise.config.run import (
     BatchSettings,
     CheckpointSettings,
     Config,
-    DistributedSettings,
     EvalSettings,
     OptimizerSettings,
     ReferenceSettings,

@@ -129,8 +129,8 @@ def _from_pretrained(
     options: dict[str, Any] = {}
     bare = source != base and not (pathlib.Path(source) / "tokenizer_config.json").is_file()
     try:
-        if quantization is not None:
-            config = quantization_config(quantization, dtype, base, device)
+        config = quantization_config(quantization, dtype, base, device)
+        if config is not None:
             options = {"quantization_config": config, "device_map": {"": device}}
         tokenizer = from_pretrained(AutoTokenizer, base if bare else source)
         model: Any = from_pretrained(AutoModelForCausalLM, base, dtype=dtype, **options)
@@ -144,7 +144,7 @@ def _from_pretrained(
         ) from error
     if is_adapter_checkpoint(model):
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
-    if quantization is None:
+    if not options:
         model.to(device)
     return tokenizer, model
 

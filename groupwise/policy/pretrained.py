@@ -1,8 +1,11 @@
 """transformers' Auto classes, without the Python code that a model's folder may bring along."""
 
+import importlib.util
 from typing import Any
 
-from groupwise.errors import ModelError
+from transformers import AutoTokenizer
+
+from groupwise.errors import MissingExtraError, ModelError
 
 
 def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
@@ -12,7 +15,9 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
     """
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **options)
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
+        if auto is AutoTokenizer and _lacks_sentencepiece(error):
+            raise MissingExtraError("sentencepiece", "sentencepiece") from error
         if "trust_remote_code" not in str(error):
             raise
         raise ModelError(
@@ -20,3 +25,9 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
             "groupwise runs no code that comes with a model: use a model whose architecture "
             "transformers has"
         ) from None
+
+
+def _lacks_sentencepiece(error: Exception) -> bool:
+    """transformers then tries to read SentencePiece's file as tiktoken's, and fails on that."""
+    named = any(name in str(error).lower() for name in (".model", "sentencepiece", "tiktoken"))
+    return named and importlib.util.find_spec("sentencepiece") is None
