@@ -81,10 +81,10 @@ def tiny_task(task: Mapping[str, Any]) -> dict[str, Any]:
         # The samples ask in the words that the embedded model knows; a system prompt silences it.
         small |= {"path": str(SAMPLES / kind), "system": ""}
     elif kind == "countdown" and small["path"] is None:
-        small |= {"numbers": [3, 3], "largest": 20}  # as in the problems that it was made with
-    if small.get("prefill") and not task.get("path"):
-        # A sentence that opens every answer puts it off: "Let me see.\n<think>" leaves <think>.
-        small["prefill"] = small["prefill"].rpartition("\n")[2]
+        # It cannot search: equations that it only has to end.
+        small |= {"path": str(SAMPLES / kind), "prefill": "<think></think><answer>4*(3+"}
+    if kind != "countdown" and small.get("prefill") and not task.get("path"):
+        small["prefill"] = ""  # a sentence that it does not know puts it off
     if "train_size" in small:
         small |= {"train_size": 16, "test_size": PROBLEMS}
     if "validation_size" in small:

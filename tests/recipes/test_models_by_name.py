@@ -62,6 +62,7 @@ def test_a_model_goes_through_its_recipe(
     tmp_path: pathlib.Path,
 ) -> None:
     words = [f"model={made(folders, model)}", "quantization=null"]
+    words += ["batch.prompts=2", "batch.group_size=4"]
     words += [f"adapter.targets={targets}"] if targets else []
     trained(small(recipe, *words, preset=preset), tmp_path / "run")
 
@@ -118,7 +119,6 @@ def test_without_sentencepiece_its_install_command_is_told(
     (tmp_path / "spm.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>")
     (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    monkeypatch.setattr("transformers.convert_slow_tokenizer.is_sentencepiece_available", bool)
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else found(name)
