@@ -9,7 +9,8 @@ or with four other `tags`, an option of each reward.
 
 Where this deviates: numbers keep their minus sign and their thousands separators, and are compared
 exactly (1,000 equals 1000.0); between the two parts stands whitespace and nothing else; two
-solutions, or a solution of several numbers, are no answer, since the writer has not decided.
+solutions are no answer, and a solution of several numbers is a wrong one, since the writer has not
+decided.
 """
 
 from collections.abc import Sequence
