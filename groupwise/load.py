@@ -22,6 +22,7 @@ from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype, 
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import KLReference, Reference
 from groupwise.remote.reference_client import RemoteReference
+from groupwise.remote.reference_process import start_reference
 from groupwise.remote.vllm_colocated import VllmColocated
 from groupwise.remote.vllm_servers import VllmServers
 from groupwise.remote.worker_client import WorkersEngine
@@ -291,10 +292,17 @@ def load_config_policy(
 
 
 def make_reference(
-    config: Config, policy: Policy, *, fresh: bool, given: ModelInMemory | None = None
+    config: Config,
+    policy: Policy,
+    *,
+    fresh: bool,
+    given: ModelInMemory | None = None,
+    world: World = ALONE,
 ) -> KLReference:
     """What KL is measured against. `fresh`: the policy is still what the run starts from."""
     settings = config.reference
+    if settings.kind == "process":
+        return start_reference(config, policy, world, fresh=fresh)
     if settings.kind == "server":
         return RemoteReference(settings, policy, fresh=fresh)
     # Frozen, the start is loaded once more; that of an adapter lies below it.
@@ -322,7 +330,8 @@ def describe(config: Config, policy: Policy) -> str:
     """The choices that `auto` made, and what they cost in memory, in one line."""
     cost = footprint(policy.model, config.optimizer)
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    held = f"{config.quantization} and {dtype}" if config.quantization else dtype
+    quantized = getattr(policy.model, "is_quantized", False)
+    held = f"{config.quantization} and {dtype}" if quantized else dtype
     threads = f" ({torch.get_num_threads()} threads)" if policy.device.type == "cpu" else ""
     return (
         f"{config.model}: {cost.parameters / 1e6:.1f} M parameters, {held} on "

@@ -17,6 +17,8 @@ ASKED = "Work it out in <think> </think>, then give the result in <answer> </ans
 """The words that the embedded model was made with: in others it hardly ever stops."""
 SIZES = {"train": 32, "dev": 8, "test": 8}
 LETTERS = "ABCDE"
+COUNTDOWN = {"train": (1, 2, 3, 4, 5, 6, 8), "validation": (9, 10, 11, 12), "test": (7, 13, 14, 15)}
+"""4*(3+n): `--tiny` prefills `4*(3+`, and the embedded model, which cannot search, ends some."""
 
 
 def files() -> dict[str, str]:
@@ -37,6 +39,9 @@ def files() -> dict[str, str]:
             found["prompts.jsonl"] = _lines(
                 [{"prompt": row["question"], "answer": str(row["answer"])} for row in rows]
             )
+    for split, numbers in COUNTDOWN.items():
+        rows = [{"nums": [4, 3, n], "target": 4 * (3 + n)} for n in numbers]
+        found[f"countdown/{split}.jsonl"] = _lines(rows)
     return found
 
 

@@ -104,12 +104,15 @@ def extras(config: Config) -> Iterator[Line]:
         command = f"pip install 'groupwise[{extra}]'"
         if not missing:
             yield Line("ok", f"extra {extra}", "installed")
-        elif getattr(config.tracking, extra, False):
-            text = "not installed; the recipe logs to it, which is optional: it trains without"
-            yield Line("note", f"extra {extra}", text, command)
         elif extra in needed:
             text = f"{', '.join(missing)} is not installed, and the recipe needs it"
             yield Line("fix", f"extra {extra}", text, command)
+        elif getattr(config.tracking, extra, False):
+            text = "not installed; the recipe logs to it, which is optional: it trains without"
+            yield Line("note", f"extra {extra}", text, command)
+        elif extra == "quant" and config.quantization is not None:
+            text = f"not installed: {config.quantization} is left out, which takes more memory"
+            yield Line("note", f"extra {extra}", text, command)
         else:
             text = "optional, and not installed; this recipe does without"
             yield Line("note", f"extra {extra}", text, command)
@@ -117,7 +120,7 @@ def extras(config: Config) -> Iterator[Line]:
 
 def needed_extras(config: Config) -> set[str]:
     wants = {
-        "quant": config.quantization is not None or config.optimizer.kind == "adamw_8bit",
+        "quant": config.optimizer.kind == "adamw_8bit",
         "gym": config.task.kind == "gym",
         "mcp": config.environment.kind == "mcp",
         "openenv": config.environment.kind == "openenv",

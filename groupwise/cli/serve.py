@@ -38,6 +38,7 @@ def reference(
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
+    until_eof: UntilEof = False,
 ) -> None:
     """Log-probs of a reference model over HTTP, for runs with reference.kind=server.
 
@@ -46,7 +47,7 @@ def reference(
     from groupwise.remote.reference_server import serve_reference
     from groupwise.remote.running import Listening
 
-    listening = Listening(host, port, _token(), queue)
+    listening = Listening(host, port, _token(), queue, until_eof)
     serve_reference(model, device, precision, quantization, tokens, listening, _announce)
 
 

@@ -4,6 +4,7 @@ The docstring under a field is its documentation; docs/configuration.md is made 
 """
 
 from groupwise.config.base import Settings
+from groupwise.config.distributed import DistributedSettings
 from groupwise.config.engine import (
     Ahead,
     AnyEngine,
@@ -39,7 +40,6 @@ from groupwise.config.run import (
     AdapterSettings,
     BatchSettings,
     Config,
-    DistributedSettings,
     EvalSettings,
     OptimizerSettings,
     ReferenceSettings,

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from groupwise.config.addresses import TokenVariable, check_key_variable, check_server_url
 from groupwise.config.base import Settings
 from groupwise.config.blocks import with_changes
+from groupwise.config.distributed import DistributedSettings
 from groupwise.config.engine import (
     AnyEngine,
     AnyPlace,
@@ -126,8 +127,9 @@ class RolloutSettings(Settings):
 class ReferenceSettings(Settings):
     """The model that KL is measured against; loaded only when algorithm.kl_weight is above 0."""
 
-    kind: Literal["frozen", "copied", "mixed", "server"] = "frozen"
-    """The start, the policy of some steps ago, a slow average of it, or the start in servers."""
+    kind: Literal["frozen", "copied", "mixed", "process", "server"] = "frozen"
+    """The start, the policy of some steps ago, a slow average of it; the start in a process that
+    the run starts, or in servers."""
     every: int = Field(default=64, ge=1)
     """copied, mixed: steps between refreshes."""
     alpha: float = Field(default=0.6, gt=0, le=1)
@@ -137,7 +139,7 @@ class ReferenceSettings(Settings):
     token_env: TokenVariable = "GROUPWISE_TOKEN"
     """server: the environment variable that holds its token."""
     timeout: float = Field(default=60.0, gt=0)
-    """server: seconds to wait for a reply before its work goes to another."""
+    """server, process: seconds to wait for a reply before its work goes to another."""
 
     @model_validator(mode="after")
     def _servers_have_addresses(self) -> "ReferenceSettings":
@@ -212,33 +214,6 @@ class EvalSettings(Settings):
     """Length limit (None: rollout's)."""
 
 
-class DistributedSettings(Settings):
-    """Several processes as one run; see docs/distributed.md. One process ignores all of it."""
-
-    kind: Literal["none", "ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3"] = "none"
-    """What is split over the processes; none: ddp when there are several. zero: DeepSpeed's."""
-    offload_optimizer: bool = False
-    """zero1 to zero3: moments and fp32 weights in CPU memory. Others: see optimizer.offload."""
-    offload_parameters: bool = False
-    """fsdp2, zero3: parameters in CPU memory while they are not used; fsdp2: moments too."""
-    timeout: float = Field(default=1800.0, gt=0)
-    """Seconds that a process waits for another before it gives up."""
-
-    @model_validator(mode="after")
-    def _offloads_what_it_can(self) -> "DistributedSettings":
-        if self.offload_parameters and self.kind not in ("fsdp2", "zero3"):
-            raise ValueError(
-                f"offload_parameters needs kind=fsdp2 or zero3, not {self.kind}: elsewhere every "
-                "process holds all parameters"
-            )
-        if self.offload_optimizer and self.kind not in ("zero1", "zero2", "zero3"):
-            raise ValueError(
-                f"offload_optimizer needs kind=zero1, zero2 or zero3, not {self.kind}: use "
-                + ("offload_parameters=true" if self.kind == "fsdp2" else "optimizer.offload=true")
-            )
-        return self
-
-
 class Config(Settings):
     """A whole run. `Config()` is the demo."""
 
@@ -257,6 +232,8 @@ class Config(Settings):
     adapter: AdapterSettings | None = None
     gradient_checkpointing: bool | Literal["offload"] = False
     """Recompute activations backward: less memory, more time. offload: layer inputs on the CPU."""
+    clear_cache: bool = False
+    """Give memory that torch keeps for later back to CUDA after each step: fewer holes, slower."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
     """torch.compile. auto: sampling, from 100 steps on all; on a CPU from 50 M parameters on."""
     task: AnyTask = ArithmeticTask()

@@ -15,9 +15,14 @@ class TaskSettings(Settings):
     """What every task of ours has."""
 
     train_size: int | None = Field(default=None, ge=1)
-    """At most so many training problems (None: all of a dataset; 4096 generated ones)."""
+    """At most so many training problems (None or 0: all of a dataset; 4096 generated ones)."""
     test_size: int = Field(default=200, ge=1)
     """At most so many held-out problems in each of validation and test."""
+
+    @field_validator("train_size", mode="before")
+    @classmethod
+    def _none_is_all(cls, value: Any) -> Any:
+        return None if value == 0 and value is not False else value
 
 
 class GeneratedTask(TaskSettings):

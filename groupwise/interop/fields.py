@@ -192,8 +192,8 @@ def _lost_of_the_run(config: Config) -> Iterator[str]:
         yield "optimizer.offload: weights and moments stay on the GPU"
     if config.optimizer.warmup:
         yield "optimizer.warmup: TRL's first step has learning rate 0, ours the first part of it"
-    if config.reference.kind == "server" and config.algorithm.needs_reference:
-        yield "reference.kind=server: the reference is loaded beside the policy"
+    if config.reference.kind in ("server", "process") and config.algorithm.needs_reference:
+        yield f"reference.kind={config.reference.kind}: the reference is loaded beside the policy"
     if config.place.kind != "here" or config.timing.kind != "in_turn":
         yield "place, timing: answers are sampled by the trainer, and by its present weights"
     if config.compile == "all":

@@ -22,6 +22,7 @@ from groupwise.errors import ConfigError
 from groupwise.interop.defaults import DEFAULTS, HINTS, SCHEDULES
 from groupwise.interop.fields import DIRECT, OPTIMIZERS
 from groupwise.interop.grpo_fields import ALL
+from groupwise.interop.known_data import task_of_dataset
 from groupwise.interop.trl_surrogates import FIELDS, LOSS_TYPES
 from groupwise.interop.unmatched import brief, fields_of, unmatched
 from groupwise.objective.surrogates import SURROGATES
@@ -351,11 +352,11 @@ def _generation(imported: Imported) -> None:
 def _model_and_data(imported: Imported) -> None:
     dataset = imported.take("dataset_name")
     if dataset:
-        imported.put("task", {"kind": "hub", "path": dataset})
-        if imported.take("dataset_config"):
-            imported.put("task.name", imported.take("dataset_config"))
-        if imported.take("dataset_train_split"):
-            imported.put("task.train_split", imported.take("dataset_train_split"))
+        named = imported.take("dataset_config"), imported.take("dataset_train_split")
+        judged = bool(imported.take("reward_funcs"))
+        task, line = task_of_dataset(str(dataset), *named, judged=judged)
+        imported.put("task", task)
+        imported.notes.append(line)
     rewards = imported.take("reward_funcs")
     if rewards:
         weights = imported.take("reward_weights") or [1.0] * len(rewards)

@@ -9,18 +9,31 @@ precision of the model: the optimizer keeps fp32 masters of them, as of all weig
 
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from groupwise.config import AdapterSettings
 from groupwise.errors import ConfigError, ModelError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+_ATTENTION = ("c_attn", "query_key_value", "qkv_proj", "Wqkv")
+SAME_LAYERS: dict[str, tuple[str, ...]] = {
+    "q_proj": _ATTENTION,
+    "k_proj": _ATTENTION,
+    "v_proj": _ATTENTION,
+    "o_proj": ("c_proj", "out_proj", "dense"),
+    "up_proj": ("c_fc", "dense_h_to_4h", "gate_up_proj", "fc1"),
+    "down_proj": ("c_proj", "dense_4h_to_h", "fc2"),
+}
+"""Llama's names of layers -> those of families that have other ones. Several keep queries, keys
+and values in one layer."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,7 @@ def add_adapter(model: Any, settings: AdapterSettings, dtype: torch.dtype, seed:
         target_modules=targets,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -85,6 +99,7 @@ def add_adapter(model: Any, settings: AdapterSettings, dtype: torch.dtype, seed:
             raise ConfigError(
                 f"adapter.targets={targets} does not fit {type(model).__name__} "
                 f"({str(error).splitlines()[0]}); its linear layers: {', '.join(_linear(model))}"
+                f"{_same_layers(model, targets)}"
             ) from error
     return _in_precision(Adapter(peft, starts_as_base=True), dtype)
 
@@ -163,5 +178,19 @@ def _in_precision(adapter: Adapter, dtype: torch.dtype) -> Adapter:
 
 
 def _linear(model: Any) -> list[str]:
-    modules = model.named_modules()
-    return sorted({n.rpartition(".")[2] for n, m in modules if isinstance(m, nn.Linear)})
+    """The names that `adapter.targets` may hold. GPT-2 keeps its linear layers transposed."""
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)]
+    return sorted({n.rpartition(".")[2] for n in linear if model.get_submodule(n) is not head})
+
+
+def _same_layers(model: Any, targets: str | Sequence[str]) -> str:
+    """What to write in place of the names that Llama's family has for the same layers."""
+    present = _linear(model)
+    alike = [
+        name
+        for wanted in ([targets] if isinstance(targets, str) else targets)
+        for name in SAME_LAYERS.get(wanted, ())
+        if name in present
+    ]
+    return f". Use adapter.targets=[{', '.join(dict.fromkeys(alike))}]" if alike else ""

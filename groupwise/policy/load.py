@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
@@ -82,6 +83,7 @@ def load_policy(
         elif adapter is not None and adapter_folder is not None:
             fresh = not is_adapter_folder(resolve_model(name))
             lora = load_adapter(model, adapter_folder, adapter, dtype, starts_as_base=fresh)
+        _without_dropout(model)
         if gradient_checkpointing:
             checkpoint_activations(model, offload=gradient_checkpointing == "offload")
         return make_policy(model, tokenizer, layout, lora)
@@ -143,8 +145,8 @@ def _from_pretrained(
     options: dict[str, Any] = {}
     bare = source != base and not (pathlib.Path(source) / "tokenizer_config.json").is_file()
     try:
-        if quantization is not None:
-            config = quantization_config(quantization, dtype, base, device)
+        config = quantization_config(quantization, dtype, base, device)
+        if config is not None:
             options = {"quantization_config": config, "device_map": {"": device}}
         tokenizer = from_pretrained(AutoTokenizer, base if bare else source)
         model: Any = from_pretrained(AutoModelForCausalLM, base, dtype=dtype, **options)
@@ -158,9 +160,23 @@ def _from_pretrained(
         ) from error
     if is_adapter_checkpoint(model):
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
-    if quantization is None:
+    if not options:
         model.to(device)
     return tokenizer, model
+
+
+def _without_dropout(model: Any) -> None:
+    """Answers are sampled without dropout, so learning with it would learn from another policy
+    (GPT-2 has 0.1 everywhere). An adapter's own is what its settings say."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout) and "lora_dropout" not in name:
+            module.p = 0.0
+
+
+def _drops_attention(model: Any) -> bool:
+    """Of a model in memory, whose dropout is its owner's."""
+    dropouts = [(n, m.p) for n, m in model.named_modules() if isinstance(m, nn.Dropout)]
+    return any("att" in name.rpartition(".")[2] and share for name, share in dropouts)
 
 
 def make_policy(
@@ -172,7 +188,8 @@ def make_policy(
     policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer), adapter=adapter)
     if layout == "padded":
         return policy
-    problem = shared_prefix_problem(policy)
+    dropout = "it has attention dropout" if _drops_attention(model) else None
+    problem = dropout or shared_prefix_problem(policy)
     if problem is None:
         return replace(policy, layout="shared_prefix")
     if layout == "shared_prefix":

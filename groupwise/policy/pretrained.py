@@ -5,14 +5,16 @@ every file of a model several times. A folder is read without asking.
 """
 
 import functools
+import importlib.util
 import os
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import torch
+from transformers import AutoTokenizer
 
-from groupwise.errors import ModelError, shortened
+from groupwise.errors import MissingExtraError, ModelError, shortened
 
 HUB_SECONDS = 5.0
 
@@ -26,14 +28,18 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
         options["local_files_only"] = True
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **options)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
+    except (ValueError, ImportError) as error:
+        if auto is AutoTokenizer and _lacks_sentencepiece(error):
+            raise MissingExtraError("sentencepiece", "sentencepiece") from error
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"{source} needs Python code of its own to be loaded (auto_map in its config), and "
+                "groupwise runs no code that comes with a model: use a model whose architecture "
+                "transformers has"
+            ) from None
+        if isinstance(error, ValueError):
             raise
-        raise ModelError(
-            f"{source} needs Python code of its own to be loaded (auto_map in its config), and "
-            "groupwise runs no code that comes with a model: use a model whose architecture "
-            "transformers has"
-        ) from None
+        raise ModelError(f"{source} cannot be loaded: {described(error)}") from error
     except (OSError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a folder may hold anything, and libraries raise what they like
@@ -59,3 +65,9 @@ def hub_answers() -> bool:
         return True
     except (OSError, ValueError):
         return False
+
+
+def _lacks_sentencepiece(error: Exception) -> bool:
+    """transformers then tries to read SentencePiece's file as tiktoken's, and fails on that."""
+    named = any(name in str(error).lower() for name in (".model", "sentencepiece", "tiktoken"))
+    return named and importlib.util.find_spec("sentencepiece") is None

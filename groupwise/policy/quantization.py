@@ -14,17 +14,28 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from groupwise.errors import MissingExtraError, ModelError
+from groupwise.errors import ModelError
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.sizes import NF4_BLOCK
 
 log = logging.getLogger("groupwise")
 
 
-def quantization_config(kind: str, dtype: torch.dtype, source: str, device: torch.device) -> Any:
-    """What `from_pretrained(source)` takes as `quantization_config`."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtraError("bitsandbytes", "quant")
+def quantization_config(
+    kind: str | None, dtype: torch.dtype, source: str, device: torch.device
+) -> Any:
+    """What `from_pretrained(source)` takes as `quantization_config`; None: nothing is quantized,
+    also where bitsandbytes is not there, which is said."""
+    if kind is not None and importlib.util.find_spec("bitsandbytes") is None:
+        log.warning(
+            "quantization=%s is left out, weights stay in %s: bitsandbytes is not installed "
+            "(pip install 'groupwise[quant]')",
+            kind,
+            str(dtype).removeprefix("torch."),
+        )
+        return None
+    if kind is None:
+        return None
     from transformers import BitsAndBytesConfig
 
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns at each matrix product

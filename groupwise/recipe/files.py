@@ -2,8 +2,8 @@
 
 Beside settings a recipe file may hold two blocks that are none: `presets:`, named blocks that
 replace some of its settings (`--preset quick`), and `tiny:`, what `--tiny` cannot find out by
-itself, such as a stand-in for a reward model. Its first comment lines say what it is, the size of
-its model and its hardware.
+itself, such as a stand-in for a reward model; a preset may have a `tiny:` of its own. Its first
+comment lines say what it is, the size of its model and its hardware.
 """
 
 import contextlib
@@ -60,7 +60,9 @@ class Recipe:
         if name is None:
             return settings
         if name in self.presets:
-            return merged(settings, self.presets[name])
+            block = dict(self.presets[name])
+            stand_ins = block.pop("tiny", {})
+            return merged(merged(settings, block), stand_ins if tiny else {})
         near = difflib.get_close_matches(name, self.presets, n=1)
         hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(self.presets)}"
         if not self.presets:
@@ -99,6 +101,11 @@ def read_recipe(path: pathlib.Path) -> Recipe:
     if isinstance(presets, dict):
         presets = {str(name): block or {} for name, block in presets.items()}
         blocks |= {f"presets.{name}": block for name, block in presets.items()}
+        blocks |= {
+            f"presets.{name}.tiny": block["tiny"]
+            for name, block in presets.items()
+            if isinstance(block, dict) and "tiny" in block
+        }
     for key, block in blocks.items():
         if not isinstance(block, dict):
             shown = quoted(repr(block))

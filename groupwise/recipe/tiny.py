@@ -2,8 +2,9 @@
 
 What a recipe is about stays: algorithm, rewards, adapter, optimizer, schedule, sampling, reference,
 epochs. What makes it large is swapped: the model for the embedded one, the numbers of steps,
-problems and tokens, the device, a reference server for the reference itself, vLLM and workers for
-an engine of our own in the same process. Data from the hub gives way to samples/, a few sums in the
+problems and tokens, the device, its precision (many CPUs compute half precision in software, a
+hundred times slower), a reference server for the reference itself, vLLM and workers for an engine
+of our own in the same process. Data from the hub gives way to samples/, a few sums in the
 form of the same dataset; data that is given by a path is used. The embedded model earns nothing by
 forms that it does not know, so a penalty on length (`rollout.overlong_buffer`) makes answers differ
 and updates happen: a tiny run shows that all parts work together, and nothing about learning.
@@ -18,6 +19,8 @@ from groupwise.config.flat import leaves
 
 SAMPLES = pathlib.Path(__file__).parent.parent / "tasks" / "samples"
 EMBEDDED = ("tiny", "tiny_tools")
+LAYERS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+"""What an adapter may be on in the embedded models."""
 STEPS, PROBLEMS, ANSWER_TOKENS, PROMPT_TOKENS = 2, 4, 32, 448
 
 
@@ -29,6 +32,7 @@ def tiny(config: Config) -> Config:
     tree |= {
         "model": config.model if config.model in EMBEDDED else "tiny",
         "device": "cpu",
+        "precision": "fp32",
         "steps": STEPS,
         "compile": "none",
         "task": tiny_task(tree["task"]),
@@ -45,18 +49,13 @@ def tiny(config: Config) -> Config:
         "max_completion_tokens": min(rollout.max_completion_tokens, ANSWER_TOKENS),
         "overlong_buffer": min(rollout.max_completion_tokens, ANSWER_TOKENS),
     }
+    if config.adapter is not None and not LAYERS.issuperset(config.adapter.targets):
+        tree["adapter"]["targets"] = "all-linear"
     if config.engine.kind == "vllm":
         tree["engine"] = {"kind": "auto", "max_batch": config.engine.max_batch}
     tree["place"] = {"kind": "here"}
     tree["timing"] = {"kind": "in_turn"}
-    if config.precision == "fp16" and config.distributed.kind.startswith("zero"):
-        # DeepSpeed has no fp16 on a CPU.
-        tree["distributed"] |= {
-            "kind": "ddp",
-            "offload_optimizer": False,
-            "offload_parameters": False,
-        }
-    if config.reference.kind == "server":
+    if config.reference.kind in ("server", "process"):
         tree["reference"] |= {"kind": "frozen", "urls": ()}
     tree["reference"]["every"] = 1
     tree["eval"] |= {
@@ -81,6 +80,11 @@ def tiny_task(task: Mapping[str, Any]) -> dict[str, Any]:
     elif kind in ("gsm8k", "aqua_rat", "mathqa", "math") and small["path"] is None:
         # The samples ask in the words that the embedded model knows; a system prompt silences it.
         small |= {"path": str(SAMPLES / kind), "system": ""}
+    elif kind == "countdown" and small["path"] is None:
+        # It cannot search: equations that it only has to end.
+        small |= {"path": str(SAMPLES / kind), "prefill": "<think></think><answer>4*(3+"}
+    if kind != "countdown" and small.get("prefill") and not task.get("path"):
+        small["prefill"] = ""  # a sentence that it does not know puts it off
     if "train_size" in small:
         small |= {"train_size": 16, "test_size": PROBLEMS}
     if "validation_size" in small:

@@ -1,6 +1,7 @@
-"""Servers that the trainer starts on its own machine, for `place: processes`.
+"""Servers that the trainer starts on its own machine, for `place: processes` and
+`reference: process`.
 
-Each is `groupwise serve rollouts` or `groupwise serve vllm` on a free port of 127.0.0.1 with a
+Each is `groupwise serve rollouts`, `vllm` or `reference` on a free port of 127.0.0.1 with a
 token that only the trainer knows. Its standard input is a pipe that the trainer never writes to:
 when the trainer ends, however it ends, the pipe closes and the server leaves. It is a session of
 its own, so that Ctrl-C reaches the trainer alone, which still needs its servers to stop in order.
@@ -27,6 +28,8 @@ from groupwise.remote.client import ServerUnavailable
 LEAVE_SECONDS = 5.0
 """That a server has to leave by itself."""
 TOKEN_ENV = "GROUPWISE_TOKEN"
+START_SECONDS, LEAST_REFERENCE_TOKENS = 600.0, 32768
+"""Of a reference server: the time that it has to load its model, and tokens in a forward pass."""
 
 
 @dataclass
@@ -105,6 +108,17 @@ def rollout_workers(config: Config, place: Processes, token: str) -> list[LocalS
     return _servers(["rollouts", config.model, *options], place, device, token)
 
 
+def reference_server(config: Config, token: str) -> LocalServer:
+    """`groupwise serve reference` of the run's model, not started yet; on the last of the GPUs."""
+    device = pick_device(config.device)
+    options = ["--device", device.type, "--precision", config.precision]
+    options += ["--quantization", config.quantization] if config.quantization else []
+    options += ["--tokens", str(max(config.batch.tokens_per_microbatch, LEAST_REFERENCE_TOKENS))]
+    place = Processes(timeout=max(config.reference.timeout, START_SECONDS))
+    words = ["reference", config.model, *options]
+    return _servers(words, place, device, token, first=-1)[0]
+
+
 def vllm_processes(
     config: Config, place: Processes, dtype: torch.dtype, token: str, longest: int
 ) -> list[LocalServer]:
@@ -123,8 +137,9 @@ def vllm_processes(
 
 
 def _servers(
-    words: Sequence[str], place: Processes, device: torch.device, token: str
+    words: Sequence[str], place: Processes, device: torch.device, token: str, first: int = 0
 ) -> list[LocalServer]:
+    """`first`: which of the GPUs beside the trainer's the first of them gets."""
     command = [sys.executable, "-m", "groupwise", "serve", *words, "--port", "0", "--until-eof"]
     shared = {**os.environ, TOKEN_ENV: token}
     if device.type == "cpu":  # as many threads as here: the same sums in the same order
@@ -133,7 +148,7 @@ def _servers(
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = named.split(",") if named and gpus else gpus
     return [
-        LocalServer(command, shared | gpu_for(index, visible), place.timeout)
+        LocalServer(command, shared | gpu_for(first + index, visible), place.timeout)
         for index in range(place.count)
     ]
 

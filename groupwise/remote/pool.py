@@ -51,9 +51,10 @@ def pooled(
     client: type[AnyClient],
     settings: ReferenceSettings | Servers,
     setting: str,
+    token: str | None = None,
 ) -> list[PooledServer[AnyClient, Any]]:
     """A server for each address. `setting` asked for them: a missing token's error names it."""
-    token = token_from_environment(settings.token_env, setting, client.command)
+    token = token or token_from_environment(settings.token_env, setting, client.command)
     rest = (token, settings.token_env, settings.timeout)
     return [PooledServer(url, client(url, *rest)) for url in (u.rstrip("/") for u in settings.urls)]
 

@@ -65,12 +65,14 @@ class RemoteReference:
 
     saved = True
 
-    def __init__(self, settings: ReferenceSettings, policy: Policy, *, fresh: bool) -> None:
+    def __init__(
+        self, settings: ReferenceSettings, policy: Policy, *, fresh: bool, token: str | None = None
+    ) -> None:
         self.layout = policy.layout
         self.exact = not policy.rounds
         self.start: ModelFingerprint | None = None
         self.pool: ServerPool[ReferenceClient, ServedModel] = ServerPool(
-            pooled(ReferenceClient, settings, "reference.kind=server"),
+            pooled(ReferenceClient, settings, "reference.kind=server", token),
             self._connect,
             KIND,
             f"Start one with `{COMMAND}`, name it in reference.urls",

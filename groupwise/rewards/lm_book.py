@@ -6,6 +6,8 @@ once and in its place, so that stuffing an answer with tags gains nothing; numbe
 exactly, with their signs and separators.
 """
 
+from collections.abc import Sequence
+
 from groupwise.rewards.format import tags
 from groupwise.rewards.quantities import extract_number
 from groupwise.rewards.tags import tag_content
@@ -27,6 +29,6 @@ def answer(completion: str, answer: str) -> float:
     return 1.5 if number is not None and number == extract_number(answer) else 0.0
 
 
-def form(completion: str) -> float:
+def form(completion: str, names: Sequence[str] = TAGS) -> float:
     """0.2 for each of the four tags that appears once and in order: at most 0.8."""
-    return 0.2 * round(4 * tags(completion, TAGS))
+    return 0.2 * round(4 * tags(completion, names))

@@ -238,7 +238,7 @@ def make_state(
     """`with_reference=False`: for updates whose reference log-probs are known already."""
     reference = None
     if config.algorithm.needs_reference and with_reference:
-        reference = make_reference(config, policy, fresh=resumed is None, given=given)
+        reference = make_reference(config, policy, fresh=resumed is None, given=given, world=world)
     optimizer, shards = make_optimizer(config, policy, world, own_optimizer)
     if not keeps_whole_copy(config, policy, world):
         free_weights(policy.model)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from groupwise.compat import deepspeed as zero_state
 from groupwise.compat.accelerate import reset_accelerate
 from groupwise.config import Config
-from groupwise.distributed.limits import ZERO_BUCKET
 from groupwise.distributed.world import World
 from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.policy.load import pick_device
@@ -31,6 +30,8 @@ from groupwise.training.optim import copy_weights, learning_rate, parameter_grou
 from groupwise.training.shards import ForwardRoot, copy_policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+PREFETCH = 50_000_000
+"""DeepSpeed's default: weights that stage 3 gathers ahead of their use."""
 
 
 def make_zero(policy: Policy, config: Config, world: World) -> tuple["ZeroOptimizer", Policy]:
@@ -224,7 +225,10 @@ def _engine(
 def deepspeed_config(config: Config, stage: int, dtype: torch.dtype) -> dict[str, Any]:
     distributed = config.distributed
     zero: dict[str, Any] = {"stage": stage}
-    zero |= {"reduce_bucket_size": ZERO_BUCKET, "allgather_bucket_size": ZERO_BUCKET}
+    bucket = distributed.bucket_size
+    zero |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if stage == 3:
+        zero["stage3_prefetch_bucket_size"] = min(bucket, PREFETCH)
     if distributed.offload_optimizer or config.optimizer.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if distributed.offload_parameters:

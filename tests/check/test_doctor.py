@@ -63,10 +63,11 @@ def test_missing_and_old_packages_are_given_their_install_command(
 
 def test_an_extra_is_a_fix_only_where_the_recipe_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = parse({})
-    wanting = parse({"quantization": "int8", "adapter": "lora", "tracking": {"wandb": True}})
+    wanting = parse({"optimizer": {"kind": "adamw_8bit"}, "tracking": {"wandb": True}})
+    fitting = parse({"quantization": "int8", "adapter": "lora"})  # trains without, and says so
     assert needed_extras(plain) == set() and needed_extras(wanting) == {"quant"}
     monkeypatch.setattr(doctor, "_version", lambda name: None)
-    for config, status in ((plain, "note"), (wanting, "fix")):
+    for config, status in ((plain, "note"), (wanting, "fix"), (fitting, "note")):
         line = by_name(doctor.extras(config))["extra quant"]
         assert (line.status, line.fix) == (status, "pip install 'groupwise[quant]'")
 

@@ -2,12 +2,14 @@
 
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from groupwise.errors import ConfigError
 from groupwise.training.api import train
+from groupwise.training.parallel import check_ranks
 from groupwise.training.zero import FiniteAdamW, deepspeed_config, make_zero
 from ranks import largest_gap, train_in_ranks
 from runs import small_config, timeless_metrics
@@ -17,6 +19,12 @@ RUN = ["optimizer.lr=1e-4", "optimizer.weight_decay=0.1", "batch.epochs=2", "eva
        "eval.problems=1", "eval.k=1"]  # fmt: skip
 KL = ["algorithm.kl_weight=0.01"]
 ADAPTER = ["adapter=lora", "gradient_checkpointing=true", *KL]
+SPARING = [
+    "gradient_checkpointing=offload",
+    "optimizer.offload=true",
+    "distributed.bucket_size=1000000",
+]
+BF16 = ["precision=bf16", "gradient_checkpointing=true", *KL]
 
 
 def run(kind: str, *overrides: str, steps: int = 2) -> list[str]:
@@ -37,6 +45,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         [
             *((root / f"zero{stage}", run(f"zero{stage}", *KL)) for stage in range(4)),
             (root / "offloaded", run("zero3", *KL, *offloaded)),
+            *((root / f"zero{n}_sparing", run(f"zero{n}", *KL, *SPARING)) for n in (1, 2, 3)),
+            (root / "zero0_checkpointed", run("zero0", *KL, SPARING[0])),
+            *((root / f"zero{n}_bf16", run(f"zero{n}", *BF16)) for n in (1, 2, 3)),
             (root / "one_then_zero3", run("zero3", *KL)),
             (root / "one_then_zero2", run("zero2", *KL)),
             (root / "zero2_then_one", run("zero2", *KL, steps=1)),
@@ -57,6 +68,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         *("zero0", "zero1", "zero2", "zero3", "offloaded"),
         *("one_then_zero3", "one_then_zero2", "zero2_then_one", "zero3_then_fsdp2"),
         *("zero2_adapter", "zero3_adapter"),
+        *("zero0_checkpointed", "zero1_sparing", "zero2_sparing", "zero3_sparing"),
     ],
 )
 def test_zero_makes_the_same_run_as_one_process(runs: pathlib.Path, name: str) -> None:
@@ -64,6 +76,34 @@ def test_zero_makes_the_same_run_as_one_process(runs: pathlib.Path, name: str) -
     assert largest_gap(one, runs / name) < 1e-5
     for ours, theirs in zip(timeless_metrics(one), timeless_metrics(runs / name), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_in_bf16_is_close_to_the_run_in_fp32(runs: pathlib.Path, stage: int) -> None:
+    first, exact = (timeless_metrics(runs / n)[0] for n in (f"zero{stage}_bf16", "one"))
+    assert first["loss"] == pytest.approx(exact["loss"], abs=0.02)
+    assert first["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["distributed.kind=zero0", "optimizer.offload=true"], "use ddp, or zero1"),
+        (["distributed.kind=zero2", "quantization=int8", "adapter=lora"], "cannot be cut"),
+        (["distributed.kind=zero2", "optimizer.kind=adamw_8bit"], "use optimizer.kind=adamw"),
+    ],
+)
+def test_what_zero_cannot_be_combined_with_is_refused(words: list[str], reason: str) -> None:
+    two = SimpleNamespace(size=2)
+    with pytest.raises(ConfigError, match=reason):
+        check_ranks(small_config(*words), two)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["zero0", "zero1", "zero2"])
+def test_parameters_that_every_rank_holds_cannot_be_offloaded(kind: str) -> None:
+    with pytest.raises(ConfigError, match="needs kind=fsdp2 or zero3"):
+        small_config(f"distributed.kind={kind}", "distributed.offload_parameters=true")
 
 
 def test_a_step_on_a_gradient_that_is_not_finite_is_not_taken() -> None:
@@ -79,6 +119,11 @@ def test_settings_become_deepspeeds() -> None:
     offload = [f"distributed.offload_{what}=true" for what in ("optimizer", "parameters")]
     config = small_config("distributed.kind=zero3", "optimizer.clip_norm=0.3", *offload)
     found = deepspeed_config(config, 3, torch.bfloat16)
+    assert found["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+    small = small_config("distributed.kind=zero3", "distributed.bucket_size=2000000")
+    zero = deepspeed_config(small, 3, torch.bfloat16)["zero_optimization"]
+    names = ("reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size")
+    assert [zero[name] for name in names] == [2_000_000] * 3
     assert found["gradient_clipping"] == 0.3
     assert found["bf16"] == {"enabled": True}
     assert found["zero_optimization"]["stage"] == 3

@@ -144,7 +144,26 @@ def test_the_command_lines_model_data_and_lora_are_read() -> None:
     assert config.adapter is not None and (config.adapter.rank, config.adapter.alpha) == (8, 16)
     assert [(r.name, r.weight) for r in config.rewards] == [("my.module:short", 1.0),
                                                            ("format", 0.5)]  # fmt: skip
-    assert config.task.model_dump()["path"] == "org/data"
+    task = config.task.model_dump()
+    assert (task["path"], task["prompt"], task["answer"]) == ("org/data", "prompt", None)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind"),
+    [
+        ("openai/gsm8k", "gsm8k"),
+        ("gsm8k", "gsm8k"),
+        ("deepmind/aqua_rat", "aqua_rat"),
+        ("allenai/math_qa", "mathqa"),
+        ("DigitalLearningGmbH/MATH-lighteval", "math"),
+        ("Jiayi-Pan/Countdown-Tasks-3to4", "countdown"),
+        ("trl-lib/ultrafeedback-prompt", "hub"),
+    ],
+)
+def test_a_known_dataset_is_imported_as_its_task(dataset: str, kind: str) -> None:
+    imported = from_trl({"dataset_name": dataset, "dataset_config": "main"})
+    assert imported.config.task.kind == kind
+    assert any(dataset in note for note in imported.notes)
 
 
 @pytest.mark.parametrize("ending", [".yaml", ".json"])

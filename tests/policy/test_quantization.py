@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engines import generate
 from groupwise.config import AdapterSettings
-from groupwise.errors import MissingExtraError, ModelError
+from groupwise.errors import ModelError
 from groupwise.interop.folder import export_model
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy, load_policy
@@ -201,7 +201,17 @@ def test_quantised_runs_resume_exactly(tmp_path: pathlib.Path) -> None:
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")
 
 
-def test_without_bitsandbytes_the_install_command_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'groupwise\[quant\]'"):
-        quantization_config("nf4", torch.float32, "tiny", CPU)
+def test_without_bitsandbytes_nothing_is_quantized_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else found(name)
+    )
+    with caplog.at_level(logging.WARNING, "groupwise"):
+        policy = load_policy("tiny", CPU, torch.float32, adapter=ADAPTER, quantization="nf4")
+    (line,) = [r.getMessage() for r in caplog.records if "quantization" in r.getMessage()]
+    assert "nf4 is left out, weights stay in float32" in line
+    assert "pip install 'groupwise[quant]'" in line
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert quantization_config(None, torch.float32, "tiny", CPU) is None

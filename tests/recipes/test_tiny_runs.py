@@ -16,6 +16,9 @@ from groupwise.errors import ConfigError
 from groupwise.recipe import list_recipes, load_recipe
 from runs import timeless_metrics
 
+NOTHING = {"cookbook_tags": -2.0, "simple_grpo_answer": -1.0, "simple_grpo_format": -1.0}
+"""What an answer earns that has nothing of what is asked for; elsewhere 0."""
+
 
 class Killed(Exception):
     pass
@@ -64,6 +67,10 @@ def test_a_recipe_trains_is_killed_resumes_and_evaluates(
         assert [pytest.approx(line, rel=1e-3, abs=1e-5) for line in first] == steps
     assert [line["step"] for line in steps] == [1, 2]
     assert all(math.isfinite(line["loss"]) for line in steps)
+    if name != "calculator":  # whose model is to find out that calling pays
+        for reward in config.rewards:
+            scores = [line[f"rewards/{reward.name}"] for line in steps]
+            assert max(scores) > NOTHING.get(reward.name, 0.0), reward.name
     assert sum(line["updates"] for line in steps) > 0 and max(s["grad_norm"] for s in steps) > 1e-3
     for moment in ("before", "after"):
         measured = result.summary[moment]
@@ -105,6 +112,8 @@ def test_a_wrong_preset_is_an_error_of_the_user() -> None:
         ("cot_deepspeed", "mathqa"),
         ("cot_reward", "rules"),
         ("llama3_8b", "int8"),
+        ("llama3_8b", "cot"),
+        ("cookbook", "smoke"),
         ("preference", "rules"),
         ("qwen_cpu", "truth"),
         ("simple_grpo", "stale"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from groupwise.config import Config, VllmEngineSettings
+from groupwise.config.distributed import ZERO_BUCKET
 
 SHARDS_WEIGHTS = ("fsdp2", "zero3")
 SHARDS_GRADIENTS = ("fsdp2", "zero2", "zero3")
@@ -56,6 +57,8 @@ class Job:
     engine_sleeps: bool = True
     """Whether it gives that back while the policy is updated."""
     sharding: str = "none"
+    bucket: int = ZERO_BUCKET
+    """Numbers that DeepSpeed sends together."""
     world: int = 1
 
     @property
@@ -149,7 +152,8 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         precision = "bf16" if on_gpu else "fp32"
     adapter, reference = config.adapter, "none"
     if objective.needs_reference:
-        reference = "server" if config.reference.kind == "server" else "copy"
+        elsewhere = config.reference.kind in ("server", "process")
+        reference = "server" if elsewhere else "copy"
         if adapter is not None and reference == "copy":
             reference = "adapter_off"
     off_policy = batch.minibatches * batch.epochs > 1
@@ -184,6 +188,7 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         engine_share=vllm.memory_share if vllm else 0.0,
         engine_sleeps=vllm is not None and vllm.sleep,
         sharding="none" if world == 1 else split.kind.replace("none", "ddp"),
+        bucket=split.bucket_size,
         world=world,
     )
 

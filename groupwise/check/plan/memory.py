@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from groupwise.check.plan.gpus import GIB, Gpu
 from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
 from groupwise.check.plan.shapes import Shape
-from groupwise.distributed.limits import ZERO_BUCKET
 from groupwise.policy.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
 from groupwise.policy.sizes import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, NF4_BYTES
 from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PAGE, PREFILL_TOKENS
@@ -150,7 +149,7 @@ def bucket_bytes(count: int, job: Job) -> float:
     """DeepSpeed fills a bucket while it sends another; our own buckets are small."""
     if not job.sharding.startswith("zero") or job.world == 1:
         return 0.0
-    return 2 * job.number * min(count, ZERO_BUCKET)
+    return 2 * job.number * min(count, job.bucket)
 
 
 def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
