@@ -249,6 +249,9 @@ class EpisodeRun:
             return check(await work())
 
         left = self.limits.episode_seconds - self.waited
+        if left <= 0:
+            most = self.limits.episode_seconds
+            raise EnvironmentFailed(f"{what} was not asked: the {most:g} s of the episode are over")
         began = time.monotonic()
         try:
             return await self.thread.call(what, checked, min(self.limits.step_seconds, left))
