@@ -25,6 +25,7 @@ from environments.scripted import (
 from environments.templates import tokenizer_of
 from groupwise.batch import make_batch
 from groupwise.environments.base import AllEpisodesFailed, Reply, Turn
+from groupwise.environments.episode import cut_message
 from groupwise.types import Completion, Episode, Problem, group_from_json, to_json
 
 
@@ -137,6 +138,15 @@ def test_a_long_reply_is_cut_and_says_so() -> None:
     reply = answer.episode.messages[1]["content"]
     assert reply.startswith("a" * 20 + "\n[") and "were left out]" in reply
     assert len(answer.tokens) < 200
+
+
+def test_of_a_flood_only_the_beginning_is_tokenized() -> None:
+    began = time.monotonic()
+    cut = cut_message({"role": "user", "content": "x" * 30_000_000}, tokenizer_of("tiny"), 8)
+    assert time.monotonic() - began < 5
+    kept, _, said = cut["content"].partition("\n")
+    assert 0 < len(kept) <= 8 * 256
+    assert said.endswith(f"{30_000_000 - 9 * 256} characters behind them were left out]")
 
 
 def test_what_reset_says_joins_the_question() -> None:
