@@ -97,8 +97,8 @@ def drawn(
     known: dict[str, Kind], asked: argparse.Namespace, names: list[str], root: pathlib.Path
 ) -> Iterator[Case]:
     """Kept cases, then new ones: kinds take turns, so that each has its share of the time."""
-    yield from kept_cases(KEPT, names)
     deadline = time.monotonic() + 60 * asked.minutes
+    yield from kept_cases(KEPT, names)
     counts = {
         name: asked.count or (known[name].small if asked.small else known[name].standard)
         for name in names

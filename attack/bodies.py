@@ -96,6 +96,8 @@ async def asked(app: Any, request: dict[str, Any]) -> int:
         nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]
+        elif status >= 500:
+            print(status, message.get("body", b"")[:500])
 
     await app(scope, receive, send)
     return status

@@ -38,7 +38,12 @@ class Outcome:
 def write_case(case: Case, outcome: Outcome, folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.json"
-    stored = {**asdict(case), "verdict": outcome.verdict, "detail": outcome.detail[-4000:]}
+    detail = (
+        outcome.detail
+        if len(outcome.detail) < 8000
+        else (f"{outcome.detail[:4000]}\n...\n{outcome.detail[-4000:]}")
+    )
+    stored = {**asdict(case), "verdict": outcome.verdict, "detail": detail}
     path.write_text(json.dumps(stored, indent=1) + "\n")
     return path
 

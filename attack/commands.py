@@ -57,7 +57,7 @@ def base(name: str, root: pathlib.Path) -> pathlib.Path:
             shutil.copytree(TINY, aside / "model")
         if name == "run":
             words = ["train", *SMALL, "--out", "run", "--quiet"]
-            ended = isolated(lambda: run_command(words, aside), LIMIT, limited=False)
+            ended = isolated(lambda: run_command(words, aside), LIMIT)
             assert ended.code == 0, ended.output
         aside.rename(path)
     return path

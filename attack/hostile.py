@@ -132,7 +132,7 @@ def make(kind: str, rng: random.Random, root: pathlib.Path) -> Case:
             source = EACH.format(deed=DEEDS[deed], score=score, when=when)
         words = ["rewards=[correct, bad.py:reward]", f"on_reward_error={error}", "reward_timeout=2"]
         return Case(kind, {"deed": deed, "source": HEAD + source, "words": words})
-    places = dict.fromkeys(("make", "reset", "step", "score", "close"), "pass")
+    places: dict[str, str] = dict.fromkeys(("make", "reset", "step", "score", "close"), "pass")
     places[rng.choice([*places, "step", "step"])] = DEEDS[deed]
     reply = rng.choice((*(REPLIES[0],) * 8, *REPLIES))
     source = ENVIRONMENT.format(**places, reply=reply, value=score)

@@ -10,7 +10,6 @@ import ctypes
 import faulthandler
 import os
 import pathlib
-import resource
 import select
 import signal
 import sys
@@ -25,7 +24,7 @@ from typing import BinaryIO
 
 PR_SET_CHILD_SUBREAPER = 36
 MEMORY_BYTES = 6 * 2**30
-"""Address space beyond what this process has already."""
+"""Resident memory of a case; the largest honest one takes less than a tenth of it."""
 GRACE_SECONDS = 8.0
 """Within which what a case started must have ended after it."""
 
@@ -49,14 +48,13 @@ def isolated(
     seconds: float,
     *,
     disturb: Callable[[int], None] | None = None,
-    limited: bool = True,
 ) -> Ended:
     """`disturb(pid)` is called in a thread of its own while the work runs."""
     before = children()
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
-            _be_the_child(work, output, limited)
+            _be_the_child(work, output)
         if disturb is not None:
             threading.Thread(target=disturb, args=(child,), daemon=True).start()
         busy = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -73,20 +71,18 @@ def isolated(
     return Ended(code, text, hung, () if hung else orphans)
 
 
-def _be_the_child(work: Callable[[], object], output: BinaryIO, limited: bool) -> None:
+def _be_the_child(work: Callable[[], object], output: BinaryIO) -> None:
     code = 1
     try:
         os.setsid()
-        weakref.finalize._registry.clear()  # temporary folders are the parent's to remove
+        # Temporary folders are the parent's to remove.
+        weakref.finalize._registry.clear()  # pyright: ignore[reportAttributeAccessIssue]
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-        if limited:
-            most = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * 4096
-            resource.setrlimit(resource.RLIMIT_AS, (most + MEMORY_BYTES,) * 2)
         work()
         code = 0
     except SystemExit as ended:
@@ -102,9 +98,16 @@ def _be_the_child(work: Callable[[], object], output: BinaryIO, limited: bool) -
 
 
 def _ends(child: int, seconds: float) -> bool:
-    descriptor = os.pidfd_open(child)
+    """Whether it ends in time; ended by us where it takes too much memory."""
+    descriptor, deadline = os.pidfd_open(child), time.monotonic() + seconds
     try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
+        while not select.select([descriptor], [], [], 0.25)[0]:
+            if time.monotonic() > deadline:
+                return False
+            resident = int(pathlib.Path(f"/proc/{child}/statm").read_text().split()[1])
+            if resident * os.sysconf("SC_PAGE_SIZE") > MEMORY_BYTES:
+                os.kill(child, signal.SIGKILL)
+        return True
     finally:
         os.close(descriptor)
 

@@ -95,7 +95,7 @@ def attempt(
             return
 
     timed = fault is not None and "after" in fault
-    return isolated(work, LIMIT, disturb=strike if timed else None, limited=False)
+    return isolated(work, LIMIT, disturb=strike if timed else None)
 
 
 def make_fault(
@@ -175,7 +175,7 @@ def _two_trainers(folder: pathlib.Path, variant: str, whole: pathlib.Path) -> Ou
             if other:
                 codes.write_text(str(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])))
 
-    ended = isolated(both, LIMIT, limited=False)
+    ended = isolated(both, LIMIT)
     bad = _judged(ended, "none")
     if bad is not None:
         return bad
@@ -223,7 +223,13 @@ def _files(run: pathlib.Path) -> set[str]:
 
 def compared(run: pathlib.Path, whole: pathlib.Path, variant: str, damaged: str | None) -> Outcome:
     left = [name for name in _files(run) if name.endswith((".new", ".old", ".tmp"))]
-    lost = sorted(_files(whole) - _files(run))
+    # A stop saves one more checkpoint, so that others are the newest: the last must be there.
+    last = f"checkpoints/{max(p.name for p in (whole / 'checkpoints').iterdir())}"
+    lost = [
+        name
+        for name in sorted(_files(whole) - _files(run))
+        if not name.startswith("checkpoints/") or name.startswith(last)
+    ]
     if variant == "in_flight":  # which steps were best depends on speed there
         lost = [name for name in lost if not name.startswith("best/")]
         problem = _skipped(run)

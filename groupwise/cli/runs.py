@@ -20,6 +20,7 @@ from groupwise.errors import (
     shortened,
 )
 from groupwise.tracking.run import run_folder
+from groupwise.tracking.whole import write_whole
 
 log = logging.getLogger("groupwise")
 
@@ -207,6 +208,8 @@ def report(
 
     with reading(run):
         page = report_page(folder)
-    target = pathlib.Path(out) if out else folder / "report.html"
-    target.write_text(page, encoding="utf-8")
-    typer.echo(str(target))
+    if out is None:
+        write_whole(folder / "report.html", page)
+    else:
+        pathlib.Path(out).write_text(page, encoding="utf-8")
+    typer.echo(out or str(folder / "report.html"))

@@ -14,13 +14,13 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from groupwise.environments.base import EnvironmentFailed
 from groupwise.errors import ConfigError, quoted
+from groupwise.rewards.isolation import kill_escaped
 from groupwise.secrets import masked
 from groupwise.types import Problem
 
@@ -29,7 +29,6 @@ KEPT_BYTES = 65536
 """Of what a program prints: the last of it."""
 DRAIN_SECONDS = 0.5
 """To read what is left in its pipes. Where that takes longer, a process that escaped holds them."""
-ROUNDS = 20
 POLL_SECONDS = 0.1
 
 
@@ -88,7 +87,7 @@ class ProgramAgent:
                 os.killpg(process.pid, signal.SIGKILL)
             await _exit_code(process)
             if (await asyncio.wait(readers, timeout=DRAIN_SECONDS))[1]:
-                await asyncio.to_thread(_kill_escaped, variables["OPENAI_API_KEY"])
+                await asyncio.to_thread(kill_escaped, variables["OPENAI_API_KEY"])
                 await asyncio.wait(readers, timeout=DRAIN_SECONDS)
             for reader in readers:
                 reader.cancel()
@@ -106,29 +105,6 @@ async def _keep_last(stream: asyncio.StreamReader, kept: bytearray) -> None:
     while chunk := await stream.read(KEPT_BYTES):
         kept += chunk
         del kept[:-KEPT_BYTES]
-
-
-def _kill_escaped(api_key: str) -> None:
-    """End processes that left the group, and are known by the key in their environment.
-
-    More than once: one may have started another meanwhile.
-    """
-    for _ in range(ROUNDS):
-        files = Path("/proc").glob("[0-9]*/environ")
-        escaped = [int(file.parent.name) for file in files if _has(file, api_key)]
-        for number in escaped:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGKILL)
-        if not escaped:
-            return
-        time.sleep(0.05)
-
-
-def _has(file: Path, text: str) -> bool:
-    try:
-        return text.encode() in file.read_bytes()
-    except OSError:
-        return False
 
 
 def _variables(base_url: str, api_key: str, file: Path) -> dict[str, str]:

@@ -35,6 +35,9 @@ from groupwise.types import Completion, Episode, Problem, Request, Sampling, Sto
 
 Checked = TypeVar("Checked")
 
+LONGEST_TOKEN = 256
+"""Characters: tokenizers have none longer, but for rows of spaces."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -254,10 +257,14 @@ class EpisodeRun:
         async def checked() -> Checked:
             return check(await work())
 
-        left = self.inputs.limits.episode_seconds - self.waited
+        limits = self.inputs.limits
+        left = limits.episode_seconds - self.waited
+        if left <= 0:
+            most = limits.episode_seconds
+            raise EnvironmentFailed(f"{what} was not asked: the {most:g} s of the episode are over")
         began = time.monotonic()
         try:
-            return await self.thread.call(what, checked, min(self.inputs.limits.step_seconds, left))
+            return await self.thread.call(what, checked, min(limits.step_seconds, left))
         finally:
             self.waited += time.monotonic() - began
 
@@ -276,12 +283,16 @@ class EpisodeRun:
 
 
 def cut_message(message: ChatMessage, tokenizer: Any, max_tokens: int) -> ChatMessage:
-    tokens = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
-    over = len(tokens) - max_tokens
-    if over <= 0:
+    """Of a flood only the beginning is tokenized: the rest would be left out anyway."""
+    content = message["content"]
+    beginning = content[: LONGEST_TOKEN * (max_tokens + 1)]
+    tokens = tokenizer(beginning, add_special_tokens=False)["input_ids"]
+    over, rest = len(tokens) - max_tokens, len(content) - len(beginning)
+    if over <= 0 and not rest:
         return message
     kept = tokenizer.decode(tokens[:max_tokens])
-    return {**message, "content": f"{kept}\n[{over} more tokens were left out]"}
+    more = f"{max(over, 0)} more tokens" + f" and {rest} characters behind them" * bool(rest)
+    return {**message, "content": f"{kept}\n[{more} were left out]"}
 
 
 def opened(prompt: list[ChatMessage], first: list[ChatMessage]) -> list[ChatMessage]:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from secrets import token_hex
 from typing import Any
 
 from groupwise.environments.base import (
@@ -29,7 +30,12 @@ from groupwise.environments.base import (
 from groupwise.environments.messages import Answer, Ask, receive
 from groupwise.environments.worker import FORK, WAIT
 from groupwise.errors import ConfigError, GroupwiseError
-from groupwise.rewards.isolation import IMPORT_SECONDS, how_it_ended, start_worker
+from groupwise.rewards.isolation import (
+    IMPORT_SECONDS,
+    how_it_ended,
+    kill_escaped,
+    start_worker,
+)
 from groupwise.types import Problem
 
 log = logging.getLogger("groupwise")
@@ -100,9 +106,12 @@ class Workers:
             self._end()
 
     def _start(self) -> None:
+        self._mark = token_hex(16)
         self._requests, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
-        self._process = start_worker("groupwise.environments.worker", (theirs.fileno(), watched))
+        self._process = start_worker(
+            "groupwise.environments.worker", (theirs.fileno(), watched), self._mark
+        )
         theirs.close()
         os.close(watched)
         connection = Connection(os.dup(self._requests.fileno()))
@@ -152,6 +161,7 @@ class Workers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        kill_escaped(self._mark)
 
 
 class ProcessEnvironment:

@@ -13,6 +13,7 @@ from groupwise.environments.base import EnvironmentBusy, EnvironmentFailed
 from groupwise.errors import GroupwiseError, quoted
 
 Result = TypeVar("Result")
+END_SECONDS = 5.0
 
 
 class EpisodeThread:
@@ -25,6 +26,9 @@ class EpisodeThread:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
+            # A call that was given up still has to end what it began: a process, a connection.
+            if left := asyncio.all_tasks(self._loop):
+                self._loop.run_until_complete(_ended(left))
         finally:
             self._loop.close()
 
@@ -41,6 +45,9 @@ class EpisodeThread:
             except GeneratorExit:  # the program ends, and nobody waits for this call any more
                 raise
             except BaseException as error:  # SystemExit would end the thread without a word
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                    raise  # given up by `call`, which has told why
                 raise failure(what, error) from error
 
         future = asyncio.run_coroutine_threadsafe(guarded(), self._loop)
@@ -82,6 +89,15 @@ class SamplingThread:
 
     def close(self) -> None:
         """There is nothing to end."""
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks, timeout=END_SECONDS)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # asyncio logs exceptions that nobody has looked at
 
 
 def failure(what: str, error: BaseException) -> EnvironmentFailed:

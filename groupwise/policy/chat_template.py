@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,6 +24,19 @@ LONGEST = 10_000_000
 """Characters of a rendered conversation."""
 
 
+SLOW, PATIENCE = 0.1, 30.0
+"""A template that takes more than `SLOW` on average is given up after `PATIENCE`, in seconds of
+computing: thousands of prompts are rendered before a run begins."""
+
+
+@dataclass
+class _Spent:
+    """On one template so far."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
 class _TooLong(BaseException):
     """Not an Exception: nothing on the way may take it for one of its own."""
 
@@ -33,9 +47,12 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options
     try:
         for template in own.values() if isinstance(own, dict) else [own]:
             _check_numbers(template)
-        turns = [dict(message) for message in messages]
+        turns, spent, began = [dict(m) for m in messages], _spent(str(own)), time.thread_time()
         with _limited(SECONDS):
             text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        spent.count, spent.seconds = spent.count + 1, spent.seconds + time.thread_time() - began
+        if spent.seconds > max(PATIENCE, SLOW * spent.count):
+            raise ValueError(f"it takes {spent.seconds / spent.count:.2g} s for a conversation")
         if not isinstance(text, str) or len(text) > LONGEST:
             raise ValueError(f"it writes more than {LONGEST} characters")
         text.encode()
@@ -49,6 +66,11 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options
         f"the model's chat template cannot render a conversation (roles: {shortened(roles)}): "
         f"{reason}. Some templates know no system role: leave the system prompt out"
     )
+
+
+@lru_cache(maxsize=16)
+def _spent(template: str) -> _Spent:
+    return _Spent()
 
 
 @lru_cache(maxsize=16)

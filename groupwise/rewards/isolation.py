@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
+from secrets import token_hex
 from typing import Any, Protocol
 
 from groupwise.errors import RewardError
@@ -29,6 +31,7 @@ IMPORT_SECONDS = 300.0
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 1.0
+_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,10 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        kill_escaped(self._mark)
 
     def _start(self) -> None:
+        self._mark = token_hex(16)
         ours, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
         with tempfile.TemporaryFile() as board:
@@ -145,7 +150,7 @@ class WorkerProcess:
             board.flush()
             self._board = Board(board.fileno())
             inherited = (theirs.fileno(), board.fileno(), watched)
-            self._process = start_worker("groupwise.rewards.worker", inherited)
+            self._process = start_worker("groupwise.rewards.worker", inherited, self._mark)
         theirs.close()
         os.close(watched)
         self._connection = Connection(ours.detach())
@@ -240,17 +245,43 @@ class RunnerThread:
         return Outcome(board.scores(len(call.picked)), dict(failures), stuck)
 
 
-def start_worker(module: str, inherited: Sequence[int]) -> subprocess.Popen[bytes]:
-    """`python -m module` in a session of its own, with these file descriptors as arguments."""
+def start_worker(module: str, inherited: Sequence[int], mark: str) -> subprocess.Popen[bytes]:
+    """`python -m module` in a session of its own, with these file descriptors as arguments.
+
+    `mark` is in its environment, and in that of what it starts: `kill_escaped` finds it by that.
+    """
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *map(str, inherited)],
         stdin=subprocess.DEVNULL,
         stdout=2,
         pass_fds=tuple(inherited),
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "GROUPWISE_WORKER": mark},
         start_new_session=True,  # Ctrl-C is for the parent, which then closes us
     )
+
+
+def kill_escaped(mark: str) -> None:
+    """End processes that left the session of who started them: by a text in their environment.
+
+    More than once: one may have started another meanwhile.
+    """
+    for _ in range(_ROUNDS):
+        files = Path("/proc").glob("[0-9]*/environ")
+        escaped = [int(file.parent.name) for file in files if _holds(file, mark)]
+        for number in escaped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        if not escaped:
+            return
+        time.sleep(0.05)
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return text.encode() in file.read_bytes()
+    except OSError:
+        return False
 
 
 def how_it_ended(code: int) -> str:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from secrets import token_urlsafe
 
-import uvicorn
-
 from groupwise.errors import ConfigError
-from groupwise.remote.running import is_loopback
+from groupwise.remote.running import is_loopback, server_for
 from groupwise.view.catalog import Catalog
 from groupwise.view.server import Viewer, build_app
 
@@ -32,8 +30,6 @@ def serve(
     number = listening.getsockname()[1]
     # Cookies do not know ports: two viewers on one machine need two names.
     app = build_app(viewer, token, host_names(host), f"groupwise-view-{number}")
-    # No access log: addresses hold the token.
-    config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none")
     if not is_loopback(host):
         print(
             f"{host} can be reached from other machines, and what is shown travels unencrypted. "
@@ -43,7 +39,7 @@ def serve(
     announce(f"http://{_address_of(host)}:{number}/?token={token}")
     threading.Thread(target=viewer.warm, daemon=True).start()
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        server_for(app).run(sockets=[listening])  # no access log: addresses hold the token
     except KeyboardInterrupt:
         return
 

@@ -39,8 +39,8 @@ def hold_the_lock() -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def leave_a_child_behind() -> Reply:
-    child = subprocess.Popen(["sleep", "3600"])
+def leave_a_child_behind(*, session: bool = False) -> Reply:
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=session)
     return user(f"child {child.pid}")
 
 
@@ -57,6 +57,7 @@ FAULTS = {
     "returns what cannot be sent": lambda: user("x", info={"lock": threading.Lock()}),
     "lies about numbers": lambda: user("x", reward=Lies()),
     "leaves a child": leave_a_child_behind,
+    "leaves a daemon": lambda: leave_a_child_behind(session=True),
     "cannot be fixed here": lambda: (_ for _ in ()).throw(DataError("no such row")),
 }
 
@@ -90,6 +91,11 @@ class Faulty:
 
     async def close(self) -> None:
         pass
+
+
+class NeverClosed(Faulty):
+    async def close(self) -> None:
+        await asyncio.sleep(3600)
 
 
 def alarm_tool(seconds: int) -> str:

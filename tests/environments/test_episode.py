@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import threading
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ from environments.scripted import (
 from environments.templates import tokenizer_of
 from groupwise.batch import make_batch
 from groupwise.environments.base import AllEpisodesFailed, Reply, Turn
+from groupwise.environments.episode import cut_message
 from groupwise.types import Completion, Episode, Problem, group_from_json, to_json
 
 
@@ -136,6 +138,15 @@ def test_a_long_reply_is_cut_and_says_so() -> None:
     reply = answer.episode.messages[1]["content"]
     assert reply.startswith("a" * 20 + "\n[") and "were left out]" in reply
     assert len(answer.tokens) < 200
+
+
+def test_of_a_flood_only_the_beginning_is_tokenized() -> None:
+    began = time.monotonic()
+    cut = cut_message({"role": "user", "content": "x" * 30_000_000}, tokenizer_of("tiny"), 8)
+    assert time.monotonic() - began < 5
+    kept, _, said = cut["content"].partition("\n")
+    assert 0 < len(kept) <= 8 * 256
+    assert said.endswith(f"{30_000_000 - 9 * 256} characters behind them were left out]")
 
 
 def test_what_reset_says_joins_the_question() -> None:
@@ -257,7 +268,7 @@ def test_the_seconds_of_an_episode_are_those_of_its_environment() -> None:
     limits = replace(LIMITS, step_seconds=5.0, episode_seconds=0.5)
     (answer,) = play(ScriptedEngine(told), episodes(make, limits)).completions
     assert answer.stop == "environment" and answer.episode
-    assert "did not return within" in answer.episode.error
+    assert re.search("did not return within|0.5 s of the episode are over", answer.episode.error)
 
 
 def test_a_loop_that_sampling_blocks_is_no_time_out() -> None:

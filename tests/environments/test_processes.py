@@ -1,6 +1,7 @@
 """Environments in processes: whatever one does costs its own episode, and nothing else."""
 
 import asyncio
+import gc
 import logging
 import os
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from environments.faulty import FAULTS, Faulty, alarm_tool
+from environments.faulty import FAULTS, Faulty, NeverClosed, alarm_tool
 from environments.scripted import END, LIMITS, ScriptedEngine
 from environments.templates import tokenizer_of
 from groupwise.environments.base import EnvironmentFactory
@@ -130,9 +131,10 @@ def gone(number: int) -> bool:
     return not alive(number)
 
 
-def test_closing_ends_every_process_and_what_it_started() -> None:
+@pytest.mark.parametrize("fault", ["leaves a child", "leaves a daemon"])
+def test_closing_ends_every_process_and_what_it_started(fault: str) -> None:
     factory = in_processes(EnvironmentFactory("Faulty", Faulty))
-    groups = play_all(factory, problem("leaves a child"), problem())
+    groups = play_all(factory, problem(fault), problem())
     child = re.search(r"child (\d+)", str(episode(groups[0]).messages))
     assert child is not None and alive(int(child.group(1)))
     factory.close()
@@ -164,5 +166,15 @@ def test_what_cannot_be_moved_runs_in_threads_and_says_so(caplog: Any) -> None:
 
 
 def test_every_fault_is_tried() -> None:
-    apart = {"leaves a child", "cannot be fixed here"}
+    apart = {"leaves a child", "leaves a daemon", "cannot be fixed here"}
     assert set(FAULTS) - apart | {"raises at once"} == set(SAID)
+
+
+def test_an_environment_that_does_not_close_ends_with_its_episode(caplog: Any) -> None:
+    factory = in_processes(EnvironmentFactory("NeverClosed", NeverClosed))
+    (group,) = play_all(factory, problem())
+    process = int(first_reply(group)["process"])
+    assert gone(process), "its process is ended"
+    factory.close()
+    gc.collect()
+    assert "was destroyed but it is pending" not in caplog.text

@@ -47,3 +47,12 @@ def test_a_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch)
         render_chat(byte_tokenizer(ENDLESS), [user("hi")])
     assert time.monotonic() - began < 5
     assert render_chat(byte_tokenizer(), [user("hi")])  # nothing strikes later
+
+
+def test_a_template_that_is_slow_each_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "PATIENCE", 0.05)
+    monkeypatch.setattr(chat_template, "SLOW", 1e-4)
+    slow = byte_tokenizer("{% for i in range(90000) %}{% endfor %}x")
+    with pytest.raises(ModelError, match="s for a conversation"):
+        for _ in range(200):
+            render_chat(slow, [user("hi")])

@@ -103,3 +103,21 @@ def test_nothing_is_asked_on_standard_input(
     assert code == 2, errors
     assert "needs Python code of its own" in errors
     assert "Traceback" not in errors and "[y/N]" not in output + errors
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b"[]"),
+        ("tokenizer.json", b'{"version": "1.0", "added_tokens": 7}'),
+        ("model.safetensors", b"\xff" * 64),
+        ("config.json", b'{"model_type": "llama", "hidden_size": "x"}'),
+        ("config.json", b'{"model_type": "llama", "num_attention_heads": 0}'),
+        ("generation_config.json", b"{"),
+    ],
+)
+def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelError):
+        load_policy(str(folder), torch.device("cpu"), torch.float32)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -217,3 +218,7 @@ def _lacks_something() -> None:
 @with_own_limits(check=_lacks_something, seconds=lambda **_: 0.0)
 async def not_on_this_machine(completion: str) -> float:
     return 1.0
+
+
+def starts_a_daemon(completion: str) -> int:
+    return subprocess.Popen(["sleep", "3600"], start_new_session=True).pid

@@ -399,6 +399,16 @@ def test_closing_ends_the_worker_and_may_be_repeated() -> None:
     assert not _alive(int(worker))
 
 
+def test_closing_ends_what_left_the_workers_session() -> None:
+    with Scorer([ask("starts_a_daemon")], 5.0, "stop") as scorer:
+        [daemon] = scorer.score([PLAIN], ["a"])["starts_a_daemon"]
+        assert daemon is not None and _alive(int(daemon))
+    deadline = time.monotonic() + 10
+    while _alive(int(daemon)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(int(daemon))
+
+
 @pytest.mark.parametrize("name", ["right", "hangs", "hangs_in_c"])
 def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
     """Neither an idle one nor one that is stuck, be it in C code that never lets go."""
