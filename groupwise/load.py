@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from groupwise.config import Config, Processes, RewardSettings, Servers
+from groupwise.config import Config, RewardSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.catalog import check_turn_rewards, find_environment, make_episodes
@@ -83,6 +83,8 @@ class Parts:
     scorer: Scorer
     judge: Scorer
     problems: dict[Split, list[Prompted]]
+    thread: EngineThread | None = None
+    """The engine, where it samples beside training."""
     world: World = ALONE
     """The ranks that sample together, each its share, on a process group of their own."""
     samples: bool = True
@@ -100,9 +102,10 @@ class Parts:
 
     def evaluate(self, split: Split) -> Evaluation:
         """The same on all ranks."""
-        return Evaluation(**self.waiting.first_does(lambda: asdict(self._evaluate(split))))
+        return Evaluation(**self.waiting.first_does(lambda: asdict(self.evaluate_here(split))))
 
-    def _evaluate(self, split: Split) -> Evaluation:
+    def evaluate_here(self, split: Split) -> Evaluation:
+        """Of the ranks that sample; others take no part."""
         return evaluate(
             self.problems[split][: self.config.eval.problems],
             self.engine,
@@ -171,9 +174,9 @@ def load_parts(
         made = Parts(config, policy, task, nobody, scorer, judge, problems, samples=False)
         return replace(made, waiting=world, episodes=episodes, given=given)
     sampler = (engine or (make_engine if here else _make_engine_elsewhere))(own, config)
-    sampler = EngineThread(sampler) if beside else sampler
-    made = Parts(config, policy, task, sampler, scorer, judge, problems, episodes=episodes)
-    made = replace(made, given=given)
+    thread = EngineThread(sampler) if beside else None
+    made = Parts(config, policy, task, thread or sampler, scorer, judge, problems, thread)
+    made = replace(made, episodes=episodes, given=given)
     return replace(made, world=world.aside()) if here else replace(made, waiting=world)
 
 
@@ -343,9 +346,9 @@ def describe_place(config: Config) -> str:
     """What samples where, how old its weights may be, and what corrects for that."""
     place, how = config.place, config.algorithm.mismatch
     named = {"here": "in the trainer's process"}.get(place.kind, "")
-    if isinstance(place, Processes):
+    if place.kind == "processes":
         named = f"in {place.count} processes of this machine"
-    if isinstance(place, Servers):
+    if place.kind == "servers":
         named = f"at {', '.join(place.urls)}"
     staleness = config.timing.max_staleness
     if not staleness:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,22 @@ LIMIT = 500
 Jobs = Sequence[tuple[pathlib.Path, Sequence[str]]]
 
 
-def train_in_ranks(jobs: Jobs, size: int = 2) -> None:
-    """Train each folder's run with its overrides of `runs.SMALL`, in `size` processes."""
+def train_in_ranks(
+    jobs: Jobs,
+    size: int = 2,
+    python: pathlib.Path | str = sys.executable,
+    more: Mapping[str, str] = os.environ,
+) -> None:
+    """Train each folder's run with its overrides of `runs.SMALL`, in `size` processes.
+
+    `more`: their environment, beside who they are.
+    """
     told = json.dumps([[str(folder), list(overrides)] for folder, overrides in jobs])
     port = free_port()
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, told],
-            env={**os.environ, **variables(rank, size, port), "DS_ACCELERATOR": "cpu"},
+            [str(python), __file__, told],
+            env={**more, **variables(rank, size, port), "DS_ACCELERATOR": "cpu"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -9,7 +9,7 @@ from typing import Any, Generic
 
 from torch import Tensor
 
-from groupwise.config import Config, Processes, Servers
+from groupwise.config import AnyPlace, Config, Processes
 from groupwise.errors import EngineGoneError
 from groupwise.policy.load import Policy
 from groupwise.policy.weights import trained_weights
@@ -101,11 +101,11 @@ class RemoteEngine(ABC, Generic[AnyClient, State]):
 
 
 def _servers(
-    place: Any, client: type[AnyClient], processes: MakeProcesses
+    place: AnyPlace, client: type[AnyClient], processes: MakeProcesses
 ) -> list[PooledServer[AnyClient, Any]]:
-    if isinstance(place, Servers):
+    if place.kind == "servers":
         return pooled(client, place, "place.urls")
-    assert isinstance(place, Processes)
+    assert place.kind == "processes"
     token = token_urlsafe(24)
     started = processes(place, token)
     return [

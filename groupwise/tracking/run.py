@@ -45,7 +45,7 @@ FREE = (
 OWN = re.compile(
     r"\.lock|config\.(yaml|tmp)|inputs\.json(\.new)?|(metrics|findings)\.jsonl(\.new)?|log\.txt"
     r"|events|eval|rollouts|checkpoints"
-    r"|best\.new|before-restart-\d+|.+\.damaged(-\d+)?"
+    r"|best\.new|evaluated(\.new)?|before-restart-\d+|.+\.damaged(-\d+)?"
 )
 # Which problems each stored step holds, with the lowest, mean and highest reward of their answers.
 INDEX = "rollouts/index.jsonl"
@@ -127,7 +127,7 @@ class RunFolder:
                 stored = "is not what the checkpoints were made with"
             if isinstance(stored, str):
                 log.warning("%s %s: it is written again", owned, stored)
-        for name in ("best", "model"):
+        for name in ("best", "model", "evaluated"):
             clear_leftovers(self.path / name)
         if isinstance(stored, str) and os.path.lexists(owned):
             set_aside(owned)
@@ -151,21 +151,23 @@ class RunFolder:
                 self.path, f"metrics.jsonl has {steps[-1]} steps and there is no checkpoint"
             )
 
-    def rewind(self, step: int) -> None:
-        """Drop what was logged after `step`, where the run goes on from."""
-        logs = {METRICS: _is_metrics, FINDINGS: _has_step}
+    def rewind(self, step: int, logged: int | None = None) -> None:
+        """Drop what was logged after `step`, where the run goes on from; of metrics what was logged
+        after step `logged`, where the lines of later ones are yet to come."""
+        logged = step if logged is None else logged
+        logs = {METRICS: (_is_metrics, logged), FINDINGS: (_has_step, logged)}
         if (self.path / INDEX).exists():
-            logs[INDEX] = _has_step
-        for name, is_right in logs.items():
+            logs[INDEX] = (_has_step, step)
+        for name, (is_right, last) in logs.items():
             path = self.path / name
             lines, whole = _mended(path, is_right)
             if not whole:
                 log.warning("%s was damaged: it is kept as %s", path, set_aside(path).name)
-            kept = [line for line in lines if line["step"] <= step]
+            kept = [line for line in lines if line["step"] <= last]
             write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
-            if name == METRICS and len(kept) < step:
+            if name == METRICS and len(kept) < last:
                 log.warning(
-                    "%s lacks %d of %d steps: curves have a gap", path, step - len(kept), step
+                    "%s lacks %d of %d steps: curves have a gap", path, last - len(kept), last
                 )
         for path in (self.path / "rollouts").glob("step-??????.jsonl.*"):
             if path.name.endswith(".new") or path.name[5:11] > f"{step:06d}":

@@ -163,7 +163,7 @@ def run_to_the_end(
 ) -> Result:
     """From where `state` stands: the loop, between two held-out evaluations."""
     config = parts.config
-    run.rewind(state.step)
+    run.rewind(state.step, logged=state.step - len(state.held))
     if not quiet:
         console.print(describe(config, parts.policy), highlight=False, markup=False)
     if state.step or state.before:

@@ -25,7 +25,11 @@ MOMENTS = ("on_start", "on_step", "on_evaluate", "on_save", "on_end")
 
 @dataclass(frozen=True)
 class Event:
-    """A moment of a run. `metrics` are the step's, or the evaluation's; `folder` what was saved."""
+    """A moment of a run. `metrics` are the step's, or the evaluation's; `folder` what was saved.
+
+    Where an evaluation runs beside training, `on_evaluate` comes some steps after the one that was
+    evaluated: `step` is that one, and `model` has been trained further.
+    """
 
     step: int
     steps: int
@@ -66,15 +70,17 @@ class Callbacks:
         folder: pathlib.Path,
         state: TrainState,
         steps: int,
+        step: int | None = None,
     ) -> None:
         policy = state.policy
+        number = state.step if step is None else step
         parts = (metrics, policy.model, policy.tokenizer, folder, self._asked)
         for callback in self._callbacks:
             method = getattr(callback, moment, None)
             if moment == "on_step" and method is None and not _has_moments(callback):
                 method = callback
             if callable(method):
-                method(Event(state.step, steps, *parts))
+                method(Event(number, steps, *parts))
 
     def reason_to_stop(self, world: World) -> str | None:
         """What any rank's callbacks said; all ranks ask at the same place."""

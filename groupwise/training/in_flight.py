@@ -7,9 +7,12 @@ the order is learned from once (or replaced, by dynamic sampling), however often
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_until_done
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -64,6 +67,7 @@ class RolloutsInFlight:
         self._answering = Answering(parts)
         self._handed: tuple[int, list[tuple[str, Tensor]]] | None = None
         self._version = -1
+        self._beside: Future[Any] | None = None
         self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -107,21 +111,29 @@ class RolloutsInFlight:
         self._write_state()
         yield
 
-    @contextmanager
-    def up_to_date(self) -> Iterator[None]:
-        """Groups go on beside the evaluation: they and it are sampled by the present weights."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._error or self._version >= self.state.step)
-            if self._error:
-                raise self._error
-        yield
+    def beside(self, work: Callable[[], Any]) -> "Future[Any]":
+        """Groups go on beside it, all by the present weights until it is over."""
+        self._wait_for_weights()
+        self._beside = future = self.engine.start(asyncio.to_thread(work))
+        loop = self.engine.loop
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._load))
+        return future
 
     def close(self) -> None:
-        with self.up_to_date(), self._changed:
+        if self._beside is not None:
+            wait_until_done([self._beside])
+        self._wait_for_weights()
+        with self._changed:
             self._closed = True
         self._write_state()
         for growing in list(self._growing.values()):
             self.engine.loop.call_soon_threadsafe(growing.task.cancel)
+
+    def _wait_for_weights(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._version >= self.state.step)
+            if self._error:
+                raise self._error
 
     def _write_state(self) -> None:
         state = self.state
@@ -171,6 +183,8 @@ class RolloutsInFlight:
     # What follows runs on the engine's loop.
 
     def _load(self) -> None:
+        if self._beside is not None and not self._beside.done():
+            return
         with self._changed:
             handed, self._handed = self._handed, None
         if handed is None or self._closed:
@@ -192,9 +206,14 @@ class RolloutsInFlight:
         self._fill()
 
     def _fill(self) -> None:
-        """As many groups as may be sampled at once are."""
+        """As many groups as may be sampled at once are. None by weights that are too old already,
+        as during a long evaluation."""
         with self._changed:
-            while not self._closed and len(self._complete) + len(self._growing) < self._most:
+            while (
+                not self._closed
+                and self.state.step - self._version <= self.settings.max_staleness
+                and len(self._complete) + len(self._growing) < self._most
+            ):
                 if self._again:
                     position = self._again.pop(0)
                 else:

@@ -1,14 +1,13 @@
 """The loop around GRPO's step (step.py): logging, evaluation, checkpoints, signals."""
 
 import logging
-from collections.abc import Sequence
+import pathlib
 from functools import partial
 from typing import Any
 
 import torch
 
 from groupwise.diagnose import Watch
-from groupwise.distributed.world import World
 from groupwise.environments.metrics import episode_metrics
 from groupwise.errors import EngineGoneError, Interrupted
 from groupwise.load import Parts
@@ -17,20 +16,15 @@ from groupwise.tracking.base import Trackers
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.training.callbacks import Callbacks
-from groupwise.training.checkpoint import (
-    join_save,
-    replace_folder,
-    save_checkpoint,
-    save_model,
-)
-from groupwise.training.clock import Clock, phase
+from groupwise.training.checkpoint import save_checkpoint
+from groupwise.training.clock import Clock
+from groupwise.training.evaluations import Evaluations
 from groupwise.training.metrics import rollout_metrics, staleness
 from groupwise.training.rollouts import rollouts_for
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
 from groupwise.training.step import Step, grpo_step
 from groupwise.training.usage import Usage
-from groupwise.types import Group
 
 log = logging.getLogger("groupwise")
 
@@ -50,12 +44,15 @@ def run_loop(
     watch = Watch(config, read_metrics(run.path))
     rollouts = rollouts_for(parts, state)
 
+    def save() -> pathlib.Path:
+        evaluations.finish_earlier()
+        with rollouts.settled():
+            return save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+
     def save_and_leave_if_asked() -> None:
         if stop.agreed(world):
-            with rollouts.settled():
-                folder = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
             raise Interrupted(
-                f"stopped by {stop.requested} after step {state.step}, saved to {folder}; "
+                f"stopped by {stop.requested} after step {state.step}, saved to {save()}; "
                 "the same command goes on from there"
             )
 
@@ -72,6 +69,8 @@ def run_loop(
         return rollout
 
     call = partial(callbacks.call, state=state, steps=config.steps)
+    log_line = partial(log_step, run=run, trackers=trackers, watch=watch)
+    evaluations = Evaluations(parts, state, run, rollouts, log_line, call)
     call("on_start", {}, run.path)
     reason = None
     with Usage() as usage:
@@ -81,24 +80,19 @@ def run_loop(
                 if config.clear_cache and parts.policy.device.type == "cuda":
                     torch.cuda.empty_cache()
                 rollouts.follow()
-                if config.eval.every and state.step % config.eval.every == 0:
-                    with phase("eval"), rollouts.up_to_date():
-                        step.metrics.update(_evaluate(parts, state, run, world))
-                    call("on_evaluate", step.metrics, run.path)
+                evaluations.begin_if_due()
                 state.seconds += clock.total
                 line = metrics_line(step, clock, parts, state) | usage.metrics()
-            groups = stored_groups(step, state, run)
-            if world.first:
-                log_step(line, groups, run, trackers, watch)
+            log_rollouts(step, state, run)
+            evaluations.add(line)
             call("on_step", line, run.path)
             save_and_leave_if_asked()
             if config.checkpoint.every and state.step % config.checkpoint.every == 0:
-                with rollouts.settled():
-                    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
-                call("on_save", line, saved)
+                call("on_save", line, save())
             reason = callbacks.reason_to_stop(world)
-    call("on_end", {}, run.path)
     rollouts.close()
+    evaluations.finish()
+    call("on_end", {}, run.path)
     return reason
 
 
@@ -115,16 +109,16 @@ def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> d
     return line | clock.metrics(sum(world.gather(tokens)))
 
 
-def stored_groups(step: Step, state: TrainState, run: RunFolder) -> list[Group]:
-    """What the step's file of rollouts is to hold, on rank 0; nothing where none is due."""
+def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
+    """The step's file of rollouts, where one is due. All ranks take part; rank 0 writes it."""
     every = run.config.tracking.rollouts
     if not every or state.step % every:
-        return []
+        return
     batch = step.batch
     own = Rollout(batch.stored_groups(), step.drawn, batch.places, batch.total)
-    if state.exchange is None:
-        return own.groups
-    return [group for whole in state.exchange.gather([own]) for group in whole.groups]
+    whole = [own] if state.exchange is None else state.exchange.gather([own])
+    if groups := [group for rollout in whole for group in rollout.groups]:
+        run.log_rollouts(state.step, groups)
 
 
 def _saved_first(
@@ -138,30 +132,8 @@ def _saved_first(
     return EngineGoneError(f"{error}: it goes on from {folder}")
 
 
-def _evaluate(parts: Parts, state: TrainState, run: RunFolder, world: World) -> dict[str, float]:
-    """Validation metrics; the best model so far is kept in best/."""
-    metrics = parts.evaluate("validation").metrics
-    score = metrics.get("accuracy", metrics["reward"])
-    if state.best is None or score > state.best:
-        state.best = score
-        if world.first:
-            replace_folder(run.path / "best", lambda folder: save_model(state, folder))
-        else:
-            join_save(state)
-    return {f"eval/{name}": value for name, value in metrics.items()}
-
-
-def log_step(
-    line: dict[str, Any],
-    groups: Sequence[Group],
-    run: RunFolder,
-    trackers: Trackers,
-    watch: Watch,
-) -> None:
+def log_step(line: dict[str, Any], run: RunFolder, trackers: Trackers, watch: Watch) -> None:
     """A step into the run's folder, to its trackers, and past those who look for trouble."""
-    number = line["step"]
-    if groups:
-        run.log_rollouts(number, groups)
     run.log_metrics(line)
-    trackers.log(number, line)
+    trackers.log(line["step"], line)
     note(watch.add(line), run.path)

@@ -4,15 +4,21 @@ Ahead and in flight (in_flight.py), answers are sampled in a thread of their own
 learned from. Ahead, which weights sample a step is a function of its number (`Ahead.version_for`),
 and steps are sampled in order. So timing changes nothing, and what is sampled and not yet learned
 from, `state.pending`, is all that a checkpoint needs beside the state.
+
+Evaluations are sampled beside training too (`beside`): by the weights that they measure, after the
+steps that those weights are due to sample and before newer ones are loaded. They are in no batch
+with a step's answers, so they change nothing in a run.
 """
 
 import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_until_done
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
 
@@ -31,6 +37,7 @@ from groupwise.training.state import TrainState
 Weights = list[tuple[str, Tensor]]
 Collect = Callable[[int, int], Awaitable[Rollout]]
 """collect(step, cursor): the scored groups of a step, with problems from `cursor` on."""
+Work = Callable[[], Any]
 
 
 class Rollouts(Protocol):
@@ -46,19 +53,20 @@ class Rollouts(Protocol):
         """The state has all that is sampled and cannot be sampled again: it may be saved."""
         ...
 
-    def up_to_date(self) -> AbstractContextManager[None]:
-        """Settled, and the engine has the policy's present weights."""
+    def beside(self, work: Work) -> "Future[Any]":
+        """Work that samples by the policy's present weights, while training goes on. One at a time;
+        it is over before the engine has newer weights."""
         ...
 
     def close(self) -> None:
-        """No more steps are wanted; the engine gets the last weights."""
+        """No more steps are wanted; what is beside is over, and the engine has the last weights."""
         ...
 
 
 def rollouts_for(parts: Parts, state: TrainState) -> Rollouts:
-    config, engine = parts.config, parts.engine
+    config, timing, thread = parts.config, parts.config.timing, parts.thread
     if not parts.samples:
-        return RolloutsElsewhere(config.timing, config.steps, state, engine)
+        return RolloutsElsewhere(timing, config.steps, state, parts.engine)
     state.pending = [own_share(rollout, parts.world) for rollout in state.pending]
     # The ranks that sample together, as they talk in this thread.
     world = replace(parts.world, group=state.optimizer.world.group)
@@ -66,42 +74,73 @@ def rollouts_for(parts: Parts, state: TrainState) -> Rollouts:
     async def collect(step: int, cursor: int) -> Rollout:
         return await collect_step(parts, step, cursor)
 
-    if isinstance(config.timing, Ahead):
-        assert isinstance(engine, EngineThread)
-        return RolloutsAhead(config.timing, config.steps, state, engine, collect, world)
-    if isinstance(config.timing, InFlight):
-        assert isinstance(engine, EngineThread)
-        return RolloutsInFlight(config.timing, parts, state, engine, world)
-    return RolloutsInTurn(state, engine, collect)
+    if timing.kind == "in_turn":
+        return RolloutsInTurn(state, parts.engine, collect, elsewhere=config.place.kind != "here")
+    assert thread is not None
+    if timing.kind == "ahead":
+        return RolloutsAhead(timing, config.steps, state, thread, collect, world)
+    return RolloutsInFlight(timing, parts, state, thread, world)
 
 
 class RolloutsInTurn:
-    """On-policy: a step is sampled when the one before it has been learned from."""
+    """On-policy: a step is sampled when the one before it has been learned from.
 
-    def __init__(self, state: TrainState, engine: Engine, collect: Collect) -> None:
+    Engines `elsewhere` are free while a step is learned from: then they do what is beside.
+    """
+
+    def __init__(
+        self, state: TrainState, engine: Engine, collect: Collect, *, elsewhere: bool = False
+    ) -> None:
         self.state, self.engine, self.collect = state, engine, collect
+        self.elsewhere = elsewhere
+        self._free = threading.Event()
+        self._beside: Future[Any] | None = None
         self.follow()
 
     def take(self) -> Rollout:
         if self.state.pending:
-            return self.state.pending.pop(0)
+            rollout = self.state.pending.pop(0)
+        else:
 
-        async def collected() -> Rollout:
-            return await self.collect(self.state.step, self.state.cursor)
+            async def collected() -> Rollout:
+                return await self.collect(self.state.step, self.state.cursor)
 
-        return wait_for(collected())
+            rollout = wait_for(collected())
+        self._free.set()
+        return rollout
 
     def follow(self) -> None:
+        self._finish_beside()
         self.state.publish(self.engine)
 
     def settled(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def up_to_date(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def beside(self, work: Work) -> "Future[Any]":
+        self._free.clear()
+        self._beside = future = Future()
+
+        def do() -> None:
+            self._free.wait()
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self.elsewhere:
+            threading.Thread(target=do, name="beside", daemon=True).start()
+        else:
+            self._free.set()
+            do()
+        return future
 
     def close(self) -> None:
-        """The engine has the last weights already."""
+        self._finish_beside()
+
+    def _finish_beside(self) -> None:
+        self._free.set()
+        if self._beside is not None:
+            wait_until_done([self._beside])
 
 
 class RolloutsElsewhere:
@@ -119,22 +158,24 @@ class RolloutsElsewhere:
         return Rollout([], 0)
 
     def follow(self) -> None:
-        ahead = self.settings if isinstance(self.settings, Ahead) else None
-        if ahead is None or ahead.publishes(self.state.step, self._first, self.steps):
+        if self._publishes():
             self.state.publish(self.engine)
 
     def settled(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    @contextmanager
-    def up_to_date(self) -> Iterator[None]:
-        if isinstance(self.settings, Ahead):
+    def beside(self, work: Work) -> "Future[Any]":
+        if not self._publishes():
             self.state.publish(self.engine)
-        yield
+        return Future()
 
     def close(self) -> None:
-        with self.up_to_date():
-            pass
+        if self.settings.kind == "ahead":
+            self.state.publish(self.engine)
+
+    def _publishes(self) -> bool:
+        settings, step = self.settings, self.state.step
+        return settings.kind != "ahead" or settings.publishes(step, self._first, self.steps)
 
 
 class RolloutsAhead:
@@ -160,7 +201,8 @@ class RolloutsAhead:
         self._cursor = state.cursor + sum(rollout.drawn for rollout in state.pending)
         self._handed: deque[tuple[int, Weights]] = deque()
         self._newest = -1
-        self._busy = False
+        self._busy = self._closed = False
+        self._beside: tuple[int, Work, Future[Any]] | None = None
         self._until: int | None = None
         """While settling: the first step that is not sampled now."""
         self._error: BaseException | None = None
@@ -177,13 +219,16 @@ class RolloutsAhead:
             return self.state.pending.pop(0)
 
     def follow(self) -> None:
-        version = self.state.step
-        if not self.settings.publishes(version, self._first, self.steps):
-            return
-        weights = copied(self.state.weights())
+        if self._publishes():
+            self._hand_weights()
+
+    def beside(self, work: Work) -> "Future[Any]":
+        if not self._publishes():
+            self._hand_weights()
         with self._noting():
-            self._handed.append((version, weights))
-            self._newest = version
+            assert self._beside is None
+            self._beside = self.state.step, work, Future()
+            return self._beside[2]
 
     @contextmanager
     def settled(self) -> Iterator[None]:
@@ -203,16 +248,22 @@ class RolloutsAhead:
             with self._noting():
                 self._until = None
 
-    @contextmanager
-    def up_to_date(self) -> Iterator[None]:
+    def close(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._beside is None)
         with self.settled():
             self.state.publish(self.engine)
-            yield
-
-    def close(self) -> None:
-        with self.up_to_date():
-            assert self._next >= self.steps
+            self._closed = True
         self._sampling.result()
+
+    def _publishes(self) -> bool:
+        return self.settings.publishes(self.state.step, self._first, self.steps)
+
+    def _hand_weights(self) -> None:
+        weights = copied(self.state.weights())
+        with self._noting():
+            self._handed.append((self.state.step, weights))
+            self._newest = self.state.step
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -232,34 +283,61 @@ class RolloutsAhead:
         return older or (self._until is not None and self._next < self._until)
 
     def _may_start(self) -> bool:
-        there = self._version(self._next) <= self._newest
+        there = self._next < self.steps and self._version(self._next) <= self._newest
         return there and (self._owes() or self._until is None)
+
+    def _due_beside(self) -> tuple[int, Work, "Future[Any]"] | None:
+        """What is beside, once the steps that its weights are to sample have been."""
+        if self._beside is None:
+            return None
+        over = self._next >= self.steps or self._version(self._next) > self._beside[0]
+        return self._beside if over else None
 
     async def _run(self) -> None:
         try:
-            while self._next < self.steps:
+            while not self._closed:
                 with self._changed:
-                    self._busy = self._may_start()
-                    due = self._due_weights() if self._busy else None
-                if self._busy:
-                    await self._sample(due)
+                    beside = self._due_beside()
+                    self._busy = beside is None and self._may_start()
+                if beside is not None:
+                    await self._do_beside(*beside)
+                elif self._busy:
+                    await self._sample()
                 else:
                     await self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
             with self._noting():
                 self._error, self._busy = error, False
+                if self._beside is not None:
+                    self._beside[2].set_exception(error)
 
-    def _due_weights(self) -> tuple[int, Weights] | None:
-        version = self._version(self._next)
-        while self._handed and self._handed[0][0] < version:
-            self._handed.popleft()
-        waits = bool(self._handed) and self._handed[0][0] == version
-        return self._handed.popleft() if waits else None
-
-    async def _sample(self, due: tuple[int, Weights] | None) -> None:
+    def _load_weights(self, version: int) -> None:
+        """Those of this version, unless the engine has them already."""
+        with self._changed:
+            while self._handed and self._handed[0][0] < version:
+                self._handed.popleft()
+            waits = bool(self._handed) and self._handed[0][0] == version
+            due = self._handed.popleft() if waits else None
         if due is not None:
             self.engine.load_weights(*due)
+
+    async def _do_beside(self, version: int, work: Work, future: "Future[Any]") -> None:
+        self._load_weights(version)
+        result = failure = None
+        try:
+            result = await asyncio.to_thread(work)
+        except Exception as error:
+            failure = error
+        with self._noting():
+            self._beside = None
+        if failure is None:
+            future.set_result(result)
+        else:
+            future.set_exception(failure)
+
+    async def _sample(self) -> None:
+        self._load_weights(self._version(self._next))
         rollout = await self.collect(self._next, self._cursor)
         with self._noting():
             self.state.pending.append(rollout)

@@ -28,7 +28,8 @@ class TrainState:
     `cursor` counts the problems drawn for the steps learned from. `pending` holds what was sampled
     for the next steps, in their order, and not yet learned from. In flight, `cursor` counts all
     problems drawn: those in `open` are to be sampled still, and `complete` are groups that wait to
-    be learned from, each by its problem's position in the order.
+    be learned from, each by its problem's position in the order. `held` are the lines of
+    metrics.jsonl that wait for an evaluation; in a checkpoint, that of its own step.
     """
 
     policy: Policy
@@ -45,6 +46,7 @@ class TrainState:
     pending: list[Rollout] = field(default_factory=list)
     open: list[int] = field(default_factory=list)
     complete: dict[int, Group] = field(default_factory=dict)
+    held: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     """The run's config as plain values: should config.yaml be lost, a checkpoint still has it."""
     exchange: Exchange | None = None
@@ -91,6 +93,7 @@ class TrainState:
                 for step in pending
             ],
             "open": self.open,
+            "held": self.held,
             "complete": [
                 [place, to_json(group)]
                 for place, group in zip(complete.places, complete.groups, strict=True)
@@ -107,6 +110,7 @@ class TrainState:
         ]
         self.complete = {place: group_from_json(group) for place, group in data.get("complete", [])}
         self.open = data.get("open", [])
+        self.held = data.get("held", [])
 
 
 _NUMBERS = (

@@ -16,7 +16,7 @@ from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.training.checkpoint import save_checkpoint
 from groupwise.training.clock import Clock, phase
-from groupwise.training.loop import log_step, metrics_line, stored_groups
+from groupwise.training.loop import log_rollouts, log_step, metrics_line
 from groupwise.training.recorder import Recorder
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
@@ -92,8 +92,8 @@ class Training:
         wanted = [self._update(step, losses.steps, number) for number in range(self.length.updates)]
         if any(evaluate for evaluate, _ in wanted):
             line |= {f"eval/{name}": value for name, value in self._evaluate().items()}
-        groups = stored_groups(step, self.state, self.run)
-        log_step(line, groups, self.run, Trackers({}), self.watch)
+        log_rollouts(step, self.state, self.run)
+        log_step(line, self.run, Trackers({}), self.watch)
         if any(save for _, save in wanted):
             self.save()
 

@@ -125,6 +125,13 @@ def free_port() -> int:
 
 
 STEPS = 4
+COMBINATIONS = [
+    ("vllm", place, timing, ranks)
+    for place, most in (("here", 1), ("processes", 2), ("servers", 2))
+    for ranks in range(1, most + 1)
+    for timing in ("in_turn", "ahead", "in_flight")
+]
+"""Engine, place, timing, training processes: what test_vllm_runs.py runs."""
 
 
 def config(*more: str, servers: Sequence[Running] = ()) -> Config:

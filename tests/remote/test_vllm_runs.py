@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,17 @@ from safetensors.torch import load_file
 from groupwise.recipe import write_config
 from groupwise.tracking.run import read_metrics, read_rollouts
 from groupwise.training.api import train
-from real_vllm import ENVIRONMENT, PYTHON, STEPS, TOKEN, Servers, config, needs_vllm
+from ranks import train_in_ranks
+from real_vllm import (
+    COMBINATIONS,
+    ENVIRONMENT,
+    PYTHON,
+    STEPS,
+    TOKEN,
+    Servers,
+    config,
+    needs_vllm,
+)
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
 
@@ -159,13 +170,58 @@ def test_vllm_in_the_trainers_process_follows_the_policy_through_a_run(
     assert json.loads((out / "summary.json").read_text())["status"] == "finished"
 
 
-def test_vllm_in_processes_that_the_trainer_starts(tmp_path: pathlib.Path) -> None:
-    """They take weights as whole and as differences, and end with the trainer."""
-    path, out = tmp_path / "recipe.yaml", tmp_path / "run"
-    more = ("place.count=1", "engine.eager=true", "engine.memory_share=0.12", "steps=2")
-    write_config(config(*more), path)
-    words = [str(PYTHON), "-m", "groupwise", "train", str(path), "--out", str(out), "--quiet"]
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+COMBINED = ["steps=2", "engine.kind=vllm", "checkpoint.every=0", "rollout.overlong_buffer=16",
+            "eval.problems=2", "eval.k=1", "eval.every=1", "engine.max_batch=16"]  # fmt: skip
+OWN_VLLM = ["engine.eager=true", "engine.memory_share=0.12"]
+
+
+@pytest.fixture(scope="module")
+def combined(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str, int], pathlib.Path]:
+    """combined(place, timing, ranks) is the folder of that run. All timings of a place are trained
+    when the first of them is asked for, one after the other."""
+    root = tmp_path_factory.mktemp("combined")
+
+    @cache
+    def trained(place: str, ranks: int) -> None:
+        settings = [*COMBINED, *OWN_VLLM, f"place={place}"]
+        if place == "servers":
+            (server,) = servers.ready(1)
+            settings = [*COMBINED, f"place.urls=[{server.url}]", "place.timeout=120"]
+        timings = [t for _, there, t, size in COMBINATIONS if (there, size) == (place, ranks)]
+        jobs = [
+            (root / f"{place}-{timing}-{ranks}", [*settings, f"timing.kind={timing}"])
+            for timing in timings
+        ]
+        train_in_ranks(jobs, ranks, PYTHON, ENVIRONMENT)
+
+    def folder(place: str, timing: str, ranks: int) -> pathlib.Path:
+        trained(place, ranks)
+        return root / f"{place}-{timing}-{ranks}"
+
+    return folder
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c)))
+def test_vllm_in_every_place_with_every_timing(
+    combined: Callable[[str, str, int], pathlib.Path], combination: tuple[str, str, str, int]
+) -> None:
+    """Processes and servers take weights as whole and as differences. What is drawn follows from
+    seeds and weights, wherever that is."""
+    _, place, timing, ranks = combination
+    out = combined(place, timing, ranks)
     lines = read_metrics(out)
-    assert len(lines) == 2 and all(line["sampler_gap"] < 1e-3 for line in lines)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["updates"] == 1 and "eval/accuracy" in line for line in lines)
+    if timing == "in_turn":
+        assert all(line["sampler_gap"] < 1e-3 for line in lines)
+    if timing == "ahead":
+        assert [line["staleness_max"] for line in lines] == [0, 1]
+    if timing == "in_flight":
+        assert all(0 <= line["staleness_max"] <= 4 for line in lines)
+        files = sorted((out / "rollouts").glob("*.gz"))
+        learned = [group["problem"]["id"] for path in files for group in read_rollouts(path)]
+        assert len(set(learned)) == len(learned) == 6
+    else:
+        assert sampled(out) == sampled(combined("servers", timing, 1))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,18 +169,26 @@ def test_steps_are_sampled_in_order_by_the_weights_of_the_schedule(
 ) -> None:
     trainer, rng = Stepping(settings, steps), random.Random(seed)
     trainer.pause = 0.001
+    evaluations: list[tuple[int, Future[Any]]] = []
     for _ in range(steps):
         trainer.learn()
+        at = trainer.state.step
+        if rng.random() < 0.5:
+            for _, earlier in evaluations:
+                earlier.result()
+            evaluations.append((at, trainer.ahead.beside(lambda: trainer.engine_has)))
         if rng.random() < 0.3:
-            with trainer.ahead.up_to_date():
-                at = trainer.state.step
-                assert trainer.engine_has == at
-                # All that older weights owe is there, and nothing moves.
+            for version, earlier in evaluations:
+                assert version == at or earlier.result() == version
+            with trainer.ahead.settled():
+                # All that older weights owe is there, and no step begins.
                 owed = [t for t in range(at, steps) if settings.version_for(t) < at]
                 assert len(trainer.state.pending) >= len(owed)
                 before = len(trainer.sampled)
-            assert len(trainer.sampled) >= before
+                time.sleep(0.001)
+                assert len(trainer.sampled) == before
     trainer.ahead.close()
+    assert all(future.done() and future.result() == at for at, future in evaluations)
     trainer.thread.close()
     cursors = [sum(2 + t % 3 for t in range(step)) for step in range(steps)]
     versions = [settings.version_for(step) for step in range(steps)]

@@ -77,8 +77,8 @@ def traffic(shape: Shape, job: Job) -> Traffic:
 
 
 def rollout_bytes(job: Job) -> float:
-    """All answers of a step, which every GPU gets to see."""
-    return job.answers * job.typical * ROLLOUT_BYTES
+    """A GPU's own answers, which it sends to the first one for the rollout files."""
+    return job.answers * job.typical * ROLLOUT_BYTES / job.world
 
 
 def push_bytes(shape: Shape, job: Job) -> float:

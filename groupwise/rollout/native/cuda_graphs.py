@@ -176,7 +176,8 @@ class DecodeGraphs:
             self.layers, self.compile_layers = None, False
             self._warm_up(self.buffers, attention, key)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Beside training another thread may allocate on the device: that must not spoil it.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             self._step(attention, key)
         self.pool = self.pool or graph.pool()
         self.captured[key] = graph

@@ -40,6 +40,15 @@ def test_fsdp2_gathers_twice_and_scatters_once_a_micro_batch() -> None:
     assert three == {**found, "whole copy": pytest.approx(2 * WEIGHTS)}
 
 
+def test_each_gpu_sends_its_own_answers_to_the_first() -> None:
+    sent = traffic(SHAPE, JOB).parts["rollouts"]
+    assert sent == pytest.approx(
+        7 / 8 * (64 * 8 * 256 * 32) / 8
+    )  # on average: the first sends none
+    more = dataclasses.replace(JOB, prompts=128, world=16)
+    assert traffic(SHAPE, more).parts["rollouts"] == pytest.approx(15 / 16 * sent / (7 / 8))
+
+
 def test_zero_1_and_2_gather_new_weights_once() -> None:
     one, two = parts(sharding="zero1"), parts(sharding="zero2")
     assert one["weights gathered"] == two["weights gathered"] == pytest.approx(2 * WEIGHTS)
