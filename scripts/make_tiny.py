@@ -15,16 +15,21 @@ find is that working things out pays everywhere. No question of a held-out split
 single steps such as 71-16=55, which many questions share, are not kept apart.
 """
 
-import argparse
-import math
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from random import Random
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from embedded_model import (
+    POLICY,
+    Row,
+    Vocabulary,
+    make_model,
+    make_tokenizer,
+    options,
+    save,
+    warm_up,
+)
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from groupwise.config import ArithmeticTask, CountdownTask
@@ -33,10 +38,6 @@ from groupwise.tasks import arithmetic, countdown
 from groupwise.tasks.base import split_of
 from groupwise.types import Problem
 
-OUT = Path(__file__).parent.parent / "groupwise" / "policy" / "tiny"
-
-SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
-TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHAT_TEMPLATE = """{{- bos_token -}}
 {%- for message in messages -%}
 {%- if message.role not in ["system", "user", "assistant"] -%}
@@ -46,6 +47,13 @@ CHAT_TEMPLATE = """{{- bos_token -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
 """
+VOCABULARY = Vocabulary(
+    special=("<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"),
+    tags=("<think>", "</think>", "<answer>", "</answer>"),
+    isolated=r"[0-9+\-*/=()<>|?.,:\n]",  # digits and signs stay single
+    size=512,
+    chat_template=CHAT_TEMPLATE,
+)
 
 DEFAULT = ArithmeticTask()
 VARIETY = (
@@ -61,9 +69,6 @@ COUNTDOWN = CountdownTask(numbers=(3, 3), largest=20)
 
 PEAK_LR = 1e-3
 """With small batches. Fewer larger batches, or twice this rate, do not learn to calculate."""
-
-Row = list[str]
-"""Text in pieces: one that is only read, one that is learned, one that is read, and so on."""
 
 
 # The corpus.
@@ -173,118 +178,9 @@ def _chat(problem: Problem) -> str:
     return f"<|bos|><|user|>{problem.prompt[0]['content']}<|end|><|assistant|>"
 
 
-# The tokenizer.
-
-
-def make_tokenizer(random: Random) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so all text can be written. Digits and signs stay single; the words of the
-    questions may merge across spaces, so that a whole instruction takes a handful of tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore
-        [
-            pre_tokenizers.Split(Regex(r"[0-9+\-*/=()<>|?.,:\n]"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore
-    trainer = trainers.BpeTrainer(
-        vocab_size=512 - len(TAGS),
-        special_tokens=SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(random), trainer)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        bos_token="<|bos|>",
-        eos_token="<|end|>",
-        additional_special_tokens=SPECIAL[3:],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-        padding_side="left",
-    )
-
-
-def _tokenizer_texts(random: Random) -> Iterator[str]:
+def tokenizer_texts(random: Random) -> Iterator[str]:
     for _ in range(2000):
-        text = "".join(habits_row(random))
-        for marker in SPECIAL + TAGS:
-            text = text.replace(marker, "\n")
-        yield text
-
-
-# The model and its warm-up.
-
-
-def make_model(vocabulary: int) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=160,
-            intermediate_size=480,
-            num_hidden_layers=3,
-            num_attention_heads=5,
-            num_key_value_heads=5,
-            max_position_embeddings=512,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            tie_word_embeddings=True,
-            pad_token_id=SPECIAL.index("<|pad|>"),
-            bos_token_id=SPECIAL.index("<|bos|>"),
-            eos_token_id=SPECIAL.index("<|end|>"),
-        )
-    )
-
-
-def collate(
-    rows: list[Row], tokenizer: PreTrainedTokenizerFast
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded tokens, and labels that are -100 wherever nothing is to be learned."""
-    encoded = iter(tokenizer([piece for row in rows for piece in row])["input_ids"])
-    ids = [[next(encoded) for _ in row] for row in rows]
-    longest = max(sum(map(len, pieces)) for pieces in ids)
-    tokens_BT = torch.full((len(rows), longest), SPECIAL.index("<|pad|>"))
-    labels_BT = torch.full((len(rows), longest), -100)
-    for row, pieces in enumerate(ids):
-        start = 0
-        for position, piece in enumerate(pieces):
-            end = start + len(piece)
-            tokens_BT[row, start:end] = torch.tensor(piece)
-            if position % 2 == 1:
-                labels_BT[row, start:end] = tokens_BT[row, start:end]
-            start = end
-    return tokens_BT, labels_BT
-
-
-def warm_up(
-    model: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    draw_rows: Callable[[], list[Row]],
-    *,
-    name: str,
-    steps: int,
-    lr: float = PEAK_LR,
-) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    started, total = time.monotonic(), 0.0
-    model.train()
-    for step in range(steps):
-        decay = 0.52 + 0.48 * math.cos(math.pi * step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / 50) * decay
-        tokens_BT, labels_BT = collate(draw_rows(), tokenizer)
-        loss = model(input_ids=tokens_BT.to(model.device), labels=labels_BT.to(model.device)).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        total += loss.item()
-        if (step + 1) % 100 == 0:
-            seconds, mean = time.monotonic() - started, total / 100
-            print(f"{name}: step {step + 1}/{steps}, loss {mean:.3f}, {seconds:.0f} s", flush=True)
-            total = 0.0
+        yield "".join(habits_row(random))
 
 
 # What came out.
@@ -336,17 +232,12 @@ def _answers(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the embedded model.")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
-    options = parser.parse_args()
+    given = options("Make the embedded model.", POLICY / "tiny")
     logging.set_verbosity_error()
-    torch.manual_seed(options.seed)
-    random = Random(options.seed)
-    tokenizer = make_tokenizer(random)
-    model = make_model(len(tokenizer)).to(options.device)  # type: ignore
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    torch.manual_seed(given.seed)
+    random = Random(given.seed)
+    tokenizer = make_tokenizer(VOCABULARY, tokenizer_texts(random))
+    model = make_model(tokenizer, hidden=160, layers=3, heads=5).to(given.device)  # type: ignore
 
     def calculation() -> list[Row]:
         return [facts_row(random) for _ in range(21)] + [careful_row(random) for _ in range(11)]
@@ -354,14 +245,12 @@ def main() -> None:
     def habits() -> list[Row]:
         return [facts_row(random) for _ in range(16)] + [habits_row(random) for _ in range(40)]
 
-    warm_up(model, tokenizer, calculation, name="calculation", steps=3200)
-    warm_up(model, tokenizer, habits, name="habits", steps=600)
+    warm_up(model, tokenizer, calculation, name="calculation", steps=3200, lr=PEAK_LR)
+    warm_up(model, tokenizer, habits, name="habits", steps=600, lr=PEAK_LR)
     problems = list(arithmetic.build(DEFAULT).validation)
     for name, value in measure(model, tokenizer, problems).items():
         print(f"{name}: {value:.3f}")
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    print(f"saved to {options.out}")
+    save(model, tokenizer, given.out)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,23 @@ It was never taught to calculate: without the tool it has no way to a right sum.
 held-out split is trained on.
 """
 
-import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import torch
-from make_tiny import Row, warm_up
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from embedded_model import (
+    POLICY,
+    Row,
+    Vocabulary,
+    make_model,
+    make_tokenizer,
+    options,
+    save,
+    warm_up,
+)
 from transformers.utils import logging
 
 from groupwise.config import ArithmeticTask, GuessNumberTask
@@ -34,10 +40,6 @@ from groupwise.tasks import arithmetic, guess_number
 from groupwise.tasks.base import split_of
 from groupwise.types import Problem
 
-OUT = Path(__file__).parent.parent / "groupwise" / "policy" / "tiny_tools"
-
-SPECIAL = ["<|pad|>", "<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
-TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>"]
 CHAT_TEMPLATE = """{{- bos_token -}}
 {%- if tools -%}
 {{- "<|system|>Tools:" -}}
@@ -60,6 +62,14 @@ CHAT_TEMPLATE = """{{- bos_token -}}
 {%- if add_generation_prompt -%}{{- "<|assistant|>" -}}{%- endif -%}
 """
 
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+VOCABULARY = Vocabulary(
+    special=("<|pad|>", "<|bos|>", "<|end|>", *ROLES),
+    tags=("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>"),
+    isolated=r"[0-9]{1,2}|[+\-*/=()?.,\n]",  # digits go in pairs, which are easy to copy
+    size=560,
+    chat_template=CHAT_TEMPLATE,
+)
 GUESSING = GuessNumberTask()
 SUMS = (ArithmeticTask(digits=4), ArithmeticTask(digits=3), ArithmeticTask(digits=4, steps=1))
 GUESSES = 6
@@ -163,90 +173,23 @@ COPYING = Phase("copying", 700, 4, 0.9, 20, 0.95)
 HABITS = Phase("habits", 250, 12, 0.12, 12, 0.4)
 
 
-# The tokenizer.
-
-
-def make_tokenizer(random: Random) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, so all text can be written. Digits go in pairs, which makes numbers easy to
-    copy; words may merge across spaces, so that whole sentences of the questions take a handful of
-    tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore
-        [
-            pre_tokenizers.Split(Regex(r"[0-9]{1,2}|[+\-*/=()?.,\n]"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore
-    trainer = trainers.BpeTrainer(
-        vocab_size=560 - len(TAGS),
-        special_tokens=SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(random), trainer)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
-    assert all(len(tokenizer.encode(str(number)).ids) == 1 for number in range(100))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        bos_token="<|bos|>",
-        eos_token="<|end|>",
-        additional_special_tokens=SPECIAL[3:],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-        padding_side="left",
-    )
-
-
-def _tokenizer_texts(random: Random) -> list[str]:
-    texts = ["".join(row) for _ in range(100) for row in SKILLS.rows(random)]
-    for marker in SPECIAL + TAGS:
-        texts = [text.replace(marker, "\n") for text in texts]
-    return texts
-
-
-# The model.
-
-
-def make_model(vocabulary: int) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=512,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-            tie_word_embeddings=True,
-            pad_token_id=SPECIAL.index("<|pad|>"),
-            bos_token_id=SPECIAL.index("<|bos|>"),
-            eos_token_id=SPECIAL.index("<|end|>"),
-        )
-    )
+def tokenizer_texts(random: Random) -> Iterator[str]:
+    for _ in range(100):
+        yield from ("".join(row) for row in SKILLS.rows(random))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the embedded model that knows tools.")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps")
-    options = parser.parse_args()
+    given = options("Make the embedded model that knows tools.", POLICY / "tiny_tools")
     logging.set_verbosity_error()
-    torch.manual_seed(options.seed)
-    random = Random(options.seed)
-    tokenizer = make_tokenizer(random)
-    model = make_model(len(tokenizer)).to(options.device)  # type: ignore
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
+    torch.manual_seed(given.seed)
+    random = Random(given.seed)
+    tokenizer = make_tokenizer(VOCABULARY, tokenizer_texts(random))
+    assert all(len(tokenizer.encode(str(number))) == 1 for number in range(100))
+    model = make_model(tokenizer, hidden=64, layers=3, heads=4).to(given.device)  # type: ignore
     for phase in (SKILLS, COPYING, HABITS):
         draw_rows = partial(phase.rows, random)
         warm_up(model, tokenizer, draw_rows, name=phase.name, steps=phase.steps, lr=PEAK_LR)
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
-    print(f"saved to {options.out}")
+    save(model, tokenizer, given.out)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from groupwise.tasks.verifiers import verifiers_task
 HERE = pathlib.Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-verifiers-v1" / "bin" / "python"
 TASKSET = str(HERE / "verifiers_examples" / "v1" / "reverse_text")
+CAPITALS = str(HERE / "verifiers_own_v1" / "capitals")
 
 pytestmark = [
     pytest.mark.cluster,
@@ -47,3 +48,21 @@ def test_a_taskset_runs_unchanged(tmp_path: pathlib.Path) -> None:
         wanted = difflib.SequenceMatcher(None, said, problem.columns["answer"]).ratio()
         assert episode.reward == pytest.approx(wanted) and 0 < wanted < 1
         assert len(episode.turns) == 1
+
+
+def test_a_taskset_with_a_tool_runs_unchanged() -> None:
+    """Its tool server is a process that verifiers starts for each episode."""
+    args = {"agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}
+    task = verifiers_task(CAPITALS, args, str(PYTHON), test_size=2)
+    problem = next(p for p in task.train if p.columns["answer"] == "Lima")
+    call = '<tool_call>{"name": "atlas_capital", "arguments": {"country": "Peru"}}</tool_call>'
+    engine = ScriptedEngine(lambda prompt: "It is Lima." if "Lima" in prompt else call)
+    limits = Limits(max_tokens=400, step_seconds=170.0, episode_seconds=600.0)
+    factory = verifiers_environment(CAPITALS, args, str(PYTHON))
+    runner = Episodes(factory, tokenizer_of("tiny"), (END,), limits)
+    (answer,) = play(engine, runner, 1, problem, 400).completions
+    episode = answer.episode
+    assert episode is not None and not episode.error, episode
+    assert episode.reward == 1.0 and episode.calls == 1 and len(episode.turns) == 2
+    assert [m["role"] for m in episode.messages] == ["assistant", "tool", "assistant"]
+    assert episode.messages[1]["content"] == "Lima"

@@ -6,6 +6,7 @@ asks a client. Here the client is ours, so the turns are sampled by the parent p
 
 import contextlib
 import json
+import os
 import sys
 import uuid
 from itertools import islice
@@ -34,7 +35,12 @@ server.resolve_client = lambda config: OURS.get(config.base_url) or theirs(confi
 async def load(env: str, args: dict[str, Any]) -> "V1Environment":
     """`env` is a taskset's id, or the folder of its package; `args` is the block [env]."""
     if "/" in env and Path(env).is_dir():
-        sys.path.append(str(Path(env).resolve().parent))
+        parent = str(Path(env).resolve().parent)
+        sys.path.append(parent)
+        # Tool servers are started as `python -m PACKAGE.MODULE`, and must find the package too:
+        # verifiers would wait three minutes for the port of one that could not start.
+        known = [path for path in (os.environ.get("PYTHONPATH"), parent) if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join(known)
         env = Path(env).name
     config = resolve_env_config({**args, "taskset": {**args.get("taskset", {}), "id": env}})
     environment = V1Environment(load_environment(config))
