@@ -40,8 +40,9 @@ def files() -> dict[str, str]:
                 [{"prompt": row["question"], "answer": str(row["answer"])} for row in rows]
             )
     for split, numbers in COUNTDOWN.items():
-        rows = [{"nums": [4, 3, n], "target": 4 * (3 + n)} for n in numbers]
-        found[f"countdown/{split}.jsonl"] = _lines(rows)
+        found[f"countdown/{split}.jsonl"] = _lines(
+            [{"nums": [4, 3, n], "target": 4 * (3 + n)} for n in numbers]
+        )
     return found
 
 
