@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from groupwise.diagnose import Watch
 from groupwise.distributed.world import World
 from groupwise.environments.metrics import episode_metrics
@@ -76,8 +74,6 @@ def run_loop(
     while state.step < config.steps and reason is None:
         with Clock() as clock:
             step = grpo_step(parts, state, sample)
-            if config.clear_cache and parts.policy.device.type == "cuda":
-                torch.cuda.empty_cache()
             rollouts.follow()
             if config.eval.every and state.step % config.eval.every == 0:
                 with phase("eval"), rollouts.up_to_date():
