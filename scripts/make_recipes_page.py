@@ -29,8 +29,8 @@ by its path.
 
 `--tiny` runs any of them in seconds on a CPU: the embedded model, two small steps, and a few sums
 in the form of the recipe's dataset unless `task.path` names data, in fp32, which every CPU has.
-Algorithm, rewards, adapter, optimizer, schedule and reference stay; rewards for a form get the
-tags that the embedded model writes, so that they are met. What was swapped is printed. A length
+Algorithm, rewards, adapter, optimizer, schedule and reference stay; rewards for a form get the tags
+that the embedded model writes, so that they are met. What was swapped is printed. A length
 penalty is added, so that answers differ and updates happen: a tiny run shows that the parts work
 together, and nothing about learning. `groupwise check`, `doctor`, `explain` and `groupwise reward
 bench` take it too.

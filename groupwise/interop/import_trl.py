@@ -353,8 +353,7 @@ def _model_and_data(imported: Imported) -> None:
     dataset = imported.take("dataset_name")
     if dataset:
         named = imported.take("dataset_config"), imported.take("dataset_train_split")
-        judged = bool(imported.take("reward_funcs"))
-        task, line = task_of_dataset(str(dataset), *named, judged=judged)
+        task, line = task_of_dataset(dataset, *named, judged=bool(imported.take("reward_funcs")))
         imported.put("task", task)
         imported.notes.append(line)
     rewards = imported.take("reward_funcs")

@@ -5,8 +5,6 @@ import pathlib
 from functools import partial
 from typing import Any
 
-import torch
-
 from groupwise.diagnose import Watch
 from groupwise.environments.metrics import episode_metrics
 from groupwise.errors import EngineGoneError, Interrupted
@@ -77,8 +75,6 @@ def run_loop(
         while state.step < config.steps and reason is None:
             with Clock() as clock:
                 step = grpo_step(parts, state, sample)
-                if config.clear_cache and parts.policy.device.type == "cuda":
-                    torch.cuda.empty_cache()
                 rollouts.follow()
                 evaluations.begin_if_due()
                 state.seconds += clock.total

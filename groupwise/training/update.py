@@ -79,6 +79,8 @@ def learn(
     weight = applied_entropy_weight(state.entropy_weight, state.entropy, objective)
     metrics = update(batch, state, config, weight, recorder)
     state.optimizer.copy_weights_to(state.policy.model)
+    if config.clear_cache and state.policy.device.type == "cuda":
+        torch.cuda.empty_cache()
     state.step += 1
     if "entropy" in metrics:
         state.entropy = metrics["entropy"]
