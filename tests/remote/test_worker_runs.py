@@ -1,5 +1,6 @@
 """Whole runs whose answers are sampled in workers: what is the same, and what is survived."""
 
+import json
 import os
 import pathlib
 import re
@@ -168,6 +169,30 @@ def test_a_worker_the_trainer_and_again_the_trainer_are_ended_and_it_changes_not
 
     train(small_config(*STALE), folder, quiet=True)
     assert fingerprint(folder) == stale_run
+
+
+@linux
+@pytest.mark.cluster
+def test_in_flight_a_trainer_that_is_killed_loses_no_problem_and_draws_none_twice(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = tmp_path / "run"
+    flying = ("steps=6", "place.count=1", "timing=in_flight", "checkpoint.every=2", "eval.every=3")
+    config = small_config(*flying)
+    run = train_command(config, folder)
+    after_steps(folder, 3, lambda: os.kill(run.pid, signal.SIGKILL))
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode == -signal.SIGKILL, said
+    train(config, folder, quiet=True)
+    lines = read_metrics(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "eval/accuracy" in line] == [3, 6]
+    files = sorted((folder / "rollouts").glob("*.gz"))
+    learned = [group["problem"]["id"] for path in files for group in read_rollouts(path)]
+    state = json.loads((folder / "checkpoints" / "step-000006" / "state.json").read_text())
+    waiting = [*state["open"], *(position for position, _ in state["complete"])]
+    assert len(set(learned)) == len(learned) == 18
+    assert len(set(waiting)) == len(waiting) == state["cursor"] - 18
 
 
 @pytest.mark.cluster
