@@ -113,7 +113,6 @@ def test_nothing_is_asked_on_standard_input(
         ("model.safetensors", b"\xff" * 64),
         ("config.json", b'{"model_type": "llama", "hidden_size": "x"}'),
         ("config.json", b'{"model_type": "llama", "num_attention_heads": 0}'),
-        ("generation_config.json", b"{"),
     ],
 )
 def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: pathlib.Path) -> None:
