@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from groupwise.errors import ModelError
+from groupwise.load import load_parts
 from groupwise.policy.load import load_policy
 from groupwise.policy.resolve import TINY
 from groupwise.reward_models.model import load_reward_model, new_reward_model
-from runs import exit_code
+from runs import exit_code, small_config
 
 CODE = """
 import pathlib
@@ -120,3 +121,10 @@ def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: path
     (folder / name).write_bytes(content)
     with pytest.raises(ModelError):
         load_policy(str(folder), torch.device("cpu"), torch.float32)
+
+
+def test_a_tokenizer_of_another_model_is_one_error(tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    edit(folder / "tokenizer_config.json", eos_token="<|another|>")
+    with pytest.raises(ModelError, match="do not belong together"):
+        load_parts(small_config(f"model={folder}"))
