@@ -191,6 +191,7 @@ def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split,
     for split, listed in splits.items():
         limit = config.rollout.max_prompt_tokens
         problems[split], dropped = fit_prompts(listed, policy.tokenizer, limit)
+        _check_tokens([tokens for _, tokens in problems[split]], config.model, policy)
         if dropped:
             log.warning(
                 "%d of %d %s prompts are longer than %d tokens and were left out",
@@ -200,6 +201,17 @@ def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split,
                 limit,
             )
     return problems
+
+
+def _check_tokens(prompts: Sequence[Sequence[int]], name: str, policy: Policy) -> None:
+    """A tokenizer of another model may write tokens that this one does not have."""
+    rows = policy.model.get_input_embeddings().weight.shape[0]
+    largest = max((max(tokens) for tokens in prompts), default=0)
+    if largest >= rows:
+        raise ModelError(
+            f"the tokenizer of {name!r} writes token {largest}, and its model has {rows} of them: "
+            "they do not belong together"
+        )
 
 
 def _episodes(

@@ -85,7 +85,7 @@ class _Serving:
     """One environment after another. Its event loop goes on between calls."""
 
     def __init__(self, connection: Connection, make: Callable[[Problem], Environment]) -> None:
-        self.connection, self.make = connection, make
+        self.connection, self.make, self.process = connection, make, os.getpid()
         self.environment: Environment | None = None
 
     async def run(self) -> None:
@@ -125,6 +125,8 @@ class _Serving:
         return await environment.close()
 
     def _send(self, answer: Answer) -> None:
+        if os.getpid() != self.process:  # the environment has forked: only one of the two answers
+            os._exit(0)
         try:
             self.connection.send(answer)
         except (EOFError, ConnectionError):

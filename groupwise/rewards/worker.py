@@ -26,7 +26,13 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
     die_with_parent(lifeline)
     # What a function prints goes where errors go, line by line: standard output is the parent's.
     sys.stdout = sys.stderr
-    connection, board = Connection(socket), Board(board_file)
+    connection, board, ours = Connection(socket), Board(board_file), os.getpid()
+
+    def send(message: Any) -> None:
+        if os.getpid() != ours:  # a function has forked: only one of the two may answer
+            os._exit(0)
+        connection.send(message)
+
     rewards: list[Loaded] = []
     answers = Answers([], [], [])
     while True:
@@ -35,23 +41,23 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
         except EOFError:
             return
         except Exception as error:  # a column whose class this process does not know
-            connection.send(Refused(f"{type(error).__name__}: {error}"))
+            send(Refused(f"{type(error).__name__}: {error}"))
             continue
         match message:
             case Load():
-                connection.send(_loaded(message, rewards))
+                send(_loaded(message, rewards))
             case Answers():
                 answers = message
-                connection.send(Done())
+                send(Done())
             case Call():
                 perform(
                     rewards[message.reward],
                     answers,
                     message,
                     board,
-                    lambda slot, what: connection.send(Failure(slot, what)),
+                    lambda slot, what: send(Failure(slot, what)),
                 )
-                connection.send(Done())
+                send(Done())
 
 
 def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:

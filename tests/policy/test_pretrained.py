@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from groupwise.errors import ModelError
+from groupwise.load import load_parts
 from groupwise.policy.load import load_policy
 from groupwise.policy.resolve import TINY
 from groupwise.reward_models.model import load_reward_model, new_reward_model
-from runs import exit_code
+from runs import exit_code, small_config
 
 CODE = """
 import pathlib
@@ -113,7 +114,6 @@ def test_nothing_is_asked_on_standard_input(
         ("model.safetensors", b"\xff" * 64),
         ("config.json", b'{"model_type": "llama", "hidden_size": "x"}'),
         ("config.json", b'{"model_type": "llama", "num_attention_heads": 0}'),
-        ("generation_config.json", b"{"),
     ],
 )
 def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: pathlib.Path) -> None:
@@ -121,3 +121,10 @@ def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: path
     (folder / name).write_bytes(content)
     with pytest.raises(ModelError):
         load_policy(str(folder), torch.device("cpu"), torch.float32)
+
+
+def test_a_tokenizer_of_another_model_is_one_error(tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    edit(folder / "tokenizer_config.json", eos_token="<|another|>")
+    with pytest.raises(ModelError, match="do not belong together"):
+        load_parts(small_config(f"model={folder}"))

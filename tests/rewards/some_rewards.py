@@ -222,3 +222,8 @@ async def not_on_this_machine(completion: str) -> float:
 
 def starts_a_daemon(completion: str) -> int:
     return subprocess.Popen(["sleep", "3600"], start_new_session=True).pid
+
+
+def forks(completion: str) -> float:
+    os.fork()
+    return 1.0

@@ -399,6 +399,12 @@ def test_closing_ends_the_worker_and_may_be_repeated() -> None:
     assert not _alive(int(worker))
 
 
+def test_of_a_reward_that_forks_one_process_answers() -> None:
+    with Scorer([ask("forks"), ask("right")], 5.0, "stop") as scorer:
+        for _ in range(3):
+            assert scorer.score([PLAIN] * 3, ["a", "4", "b"])["forks"] == [1.0] * 3
+
+
 def test_closing_ends_what_left_the_workers_session() -> None:
     with Scorer([ask("starts_a_daemon")], 5.0, "stop") as scorer:
         [daemon] = scorer.score([PLAIN], ["a"])["starts_a_daemon"]
