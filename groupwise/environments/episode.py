@@ -187,7 +187,8 @@ class EpisodeRun:
         self.trace.prompt = self.inputs.chat.opening(self.messages, ())
 
         async def made_and_reset() -> Reply:
-            made = self.environment = self.inputs.make(self.inputs.problem)
+            made: Environment = self.inputs.make(self.inputs.problem)
+            self.environment = made
             return await made.reset(self.inputs.problem, self.inputs.seed)
 
         reply = await self._wait("reset()", made_and_reset, checked_reply)

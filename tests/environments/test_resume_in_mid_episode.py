@@ -4,13 +4,16 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
 from groupwise.config import Config
+from groupwise.training.api import train
 from runs import fingerprint, small_config
+from training.test_resume import die_at
 
 ENVIRONMENT = '''
 import os, random, signal, time
@@ -63,22 +66,53 @@ SMALL = (
     "environment.in_rounds=true",
     "environment.isolation=thread",
 )
-SCRIPT = """
-import json, sys
-from groupwise.recipe import parse
-from groupwise.training.api import train
-train(parse(json.loads(sys.argv[1])), sys.argv[2], quiet=True)
-"""
+IN_A_CALL = "a call of the environment"
+MOMENTS = [
+    # Evaluation makes one episode of 3 turns, a step 6 of them: these are in step 2.
+    (IN_A_CALL, 3 + 18 + 8),
+    ("groupwise.environments.episode:EpisodeRun._turn", 3 + 18 + 9),
+    ("groupwise.environments.episode:cut_answer", 3 + 18 + 5),
+    ("groupwise.environments.episode:checked_scores", 1 + 6 + 3),
+    ("groupwise.environments.groups:as_group", 1 + 2 + 2),
+    ("groupwise.tracking.run:RunFolder.log_rollouts", 2),
+    ("groupwise.tracking.run:RunFolder.log_metrics", 2),
+]
+"""Where the process dies, and at which call: in a tool, between two turns, behind a turn that was
+sampled, while an episode is scored, while a group is put together, and while all that is stored."""
 
 
-def attempt(config: Config, folder: pathlib.Path, dies_at: int | None) -> int:
-    """Train in a process of its own, which dies at a call of the environment."""
-    told = {"ASKED": str(folder.parent / f"{folder.name}.asked"), "DIES_AT": str(dies_at)}
-    settings = config.model_dump_json()
-    command = [sys.executable, "-c", SCRIPT, settings, str(folder)]
-    done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
-    return done.returncode
+def attempt(config: Config, folder: pathlib.Path, moment: tuple[str, int] | None) -> int:
+    """Train in a forked process, which may have to die."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.environ["ASKED"] = str(folder.parent / f"{folder.name}.asked")
+            if moment is not None and moment[0] == IN_A_CALL:
+                os.environ["DIES_AT"] = str(moment[1])
+            elif moment is not None:
+                die_at(*moment)
+            train(config, folder, quiet=True)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Config, pathlib.Path]]:
+    """By timing: the settings, and a run that was never killed."""
+
+    @cache
+    def run(timing: str) -> tuple[Config, pathlib.Path]:
+        folder = tmp_path_factory.mktemp(timing)
+        (folder / "digits.py").write_text(ENVIRONMENT)
+        own = (f"environment={folder}/digits.py:Digits", *SMALL, f"timing={timing}")
+        config = small_config(*own)
+        assert attempt(config, folder / "whole", None) == 0
+        return config, folder / "whole"
+
+    return run
 
 
 def timeless(folder: pathlib.Path) -> object:
@@ -95,16 +129,23 @@ def timeless(folder: pathlib.Path) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("timing", ["in_turn", "ahead"])
-def test_killed_in_mid_episode_equals_never_killed(timing: str, tmp_path: pathlib.Path) -> None:
-    """With log-probs, to the last digit; what was sampled before is not asked for again."""
-    (tmp_path / "digits.py").write_text(ENVIRONMENT)
-    own = (f"environment={tmp_path}/digits.py:Digits", *SMALL, f"timing={timing}")
-    config = small_config(*own)
-    assert attempt(config, tmp_path / "whole", None) == 0
-    # Evaluation makes one episode of 3 turns, a step 6 of them: this is the second turn of step 2.
-    assert attempt(config, tmp_path / "killed", 3 + 18 + 8) == -signal.SIGKILL
-    assert attempt(config, tmp_path / "killed", None) == 0
-    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("timing", "moment"),
+    [*(("in_turn", each) for each in MOMENTS), ("ahead", MOMENTS[0]), ("ahead", MOMENTS[5])],
+    ids=lambda value: value if isinstance(value, str) else value[0].split(":")[-1],
+)
+def test_killed_in_mid_episode_equals_never_killed(
+    timing: str,
+    moment: tuple[str, int],
+    whole: Callable[[str], tuple[Config, pathlib.Path]],
+    tmp_path: pathlib.Path,
+) -> None:
+    """With log-probs, to the last digit; what was stored before is not asked for again."""
+    config, never_killed = whole(timing)
+    killed = tmp_path / "killed"
+    assert attempt(config, killed, moment) == -signal.SIGKILL, "the moment was never reached"
+    assert attempt(config, killed, None) == 0
+    assert timeless(killed) == timeless(never_killed)
     asked = (tmp_path / "killed.asked").read_text().split()
-    assert len(asked) > len((tmp_path / "whole.asked").read_text().split()), "one step was cut off"
+    before = (never_killed.parent / "whole.asked").read_text().split()
+    assert len(before) <= len(asked) < 2 * len(before), "only what was cut off is asked again"
