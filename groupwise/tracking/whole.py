@@ -76,11 +76,18 @@ def link_equal_files(folders: Sequence[pathlib.Path]) -> None:
             for other in (earlier / path.name for earlier in folders[:number]):
                 with contextlib.suppress(OSError):
                     if other.is_file() and not other.samefile(path) and _equal(other, path):
-                        aside = aside_of(path)
-                        remove(aside)
-                        os.link(other, aside)
-                        os.replace(aside, path)
+                        _link(other, path)
                         break
+
+
+def _link(other: pathlib.Path, path: pathlib.Path) -> None:
+    aside = aside_of(path)
+    remove(aside)
+    try:
+        os.link(other, aside)
+        os.replace(aside, path)
+    finally:
+        remove(aside)
 
 
 def _equal(one: pathlib.Path, other: pathlib.Path) -> bool:

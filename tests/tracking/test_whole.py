@@ -2,6 +2,8 @@
 
 import pathlib
 
+import pytest
+
 from groupwise.tracking.whole import link_equal_files, replace_folder
 
 
@@ -18,3 +20,17 @@ def test_equal_weights_are_kept_once_and_stay_when_the_other_goes(tmp_path: path
     replace_folder(saved, lambda folder: None)
     assert names[1].read_bytes() == b"new" and names[2].read_bytes() == b"old"
     assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_link_that_cannot_take_its_place_leaves_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("saved", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"same")
+    monkeypatch.setattr("groupwise.tracking.whole.os.replace", full)
+    link_equal_files([tmp_path / "saved", tmp_path / "model"])
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.safetensors"]
