@@ -58,15 +58,10 @@ def train(
         workers = 1 if nproc == "auto" else _count(nproc)
         return _finished(folder, _on_ray(launcher, chosen.config, folder, workers, quiet))
     processes = _processes(nproc, chosen.config)
-    if processes > 1 and "RANK" in os.environ:
-        raise ConfigError(
-            f"--nproc {nproc} starts processes itself, and this is one that another launcher "
-            "started (RANK is set): leave --nproc out"
-        )
     if processes > 1:
-        options = [*(["--preset", preset] if preset else []), *["--tiny"] * tiny]
-        options += ["--trust-code"] * trust_code
-        again = ["train", *(words or []), "--out", folder, *options, *["--quiet"] * quiet]
+        flags = {"--tiny": tiny, "--trust-code": trust_code, "--quiet": quiet}
+        given = [*(["--preset", preset] if preset else []), *(f for f, on in flags.items() if on)]
+        again = ["train", *(words or []), "--out", folder, *given]
         raise typer.Exit(launch(again, processes))
     stop_with_launcher()
     first = os.environ.get("RANK", "0") == "0"
@@ -87,7 +82,13 @@ def _in_short(config: Config) -> str:
 def _processes(nproc: str, config: Config) -> int:
     """How many are to be started here; a process that a launcher started starts none."""
     if nproc != "auto":
-        return _count(nproc)
+        count = _count(nproc)
+        if count > 1 and "RANK" in os.environ:
+            raise ConfigError(
+                f"--nproc {nproc} starts processes itself, and this is one that another launcher "
+                "started (RANK is set): leave --nproc out"
+            )
+        return count
     if "RANK" in os.environ:
         return 1
     here = config.place.kind == "here" and config.engine.kind != "vllm"

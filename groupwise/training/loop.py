@@ -39,8 +39,7 @@ def run_loop(
 ) -> str | None:
     """Train from where `state` stands to the last step; the reason where a callback ends it."""
     config, world = parts.config, state.optimizer.world
-    watch = Watch(config, read_metrics(run.path))
-    rollouts = rollouts_for(parts, state)
+    watch, rollouts = Watch(config, read_metrics(run.path)), rollouts_for(parts, state)
 
     def save() -> pathlib.Path:
         evaluations.finish_earlier()
