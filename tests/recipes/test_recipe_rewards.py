@@ -14,6 +14,7 @@ from groupwise.cli.main import app
 from groupwise.evaluate import judges
 from groupwise.load import find_rewards
 from groupwise.recipe import list_recipes, load_recipe
+from groupwise.recipe.tiny import SAMPLES
 from groupwise.rewards.bench import Report, run_bench, solve_problems
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.catalog import build_task
@@ -27,9 +28,16 @@ TWINS = ("neuron", "cot_deepspeed")
 BY_RULES = {"cot_reward": "rules", "cot_deepspeed": "rules", "preference": "rules"}
 
 
+OWN_TAGS = ("cookbook", "lm_book")
+"""Whose tiny runs are in the form of the embedded model: tried in their own."""
+
+
 @cache
 def bench(name: str, preset: str | None = None) -> Report:
     config = load_recipe(name, preset=preset or BY_RULES.get(name), tiny=True)
+    if name in OWN_TAGS:
+        data = [f"task.path={SAMPLES / 'gsm8k'}", "task.validation_size=4"]
+        config = load_recipe(name, data)
     task = build_task(config.task)
     own = Scorer(find_rewards(config, task), 30.0, "skip")
     with own, Scorer(judges(task), 30.0, "stop") as judge:
