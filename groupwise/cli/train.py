@@ -67,12 +67,9 @@ def train(
     first = os.environ.get("RANK", "0") == "0"
     if first and not quiet:  # importing torch takes seconds: something is to be seen before that
         typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}")
-    libraries_off_screen()
-    from groupwise.training.api import train as run_training
-
-    result = run_training(chosen.config, folder, quiet=quiet)
+    summary = _here(chosen.config, folder, quiet)
     if first:
-        _finished(folder, result.summary)
+        _finished(folder, summary)
 
 
 def _in_short(config: Config) -> str:
@@ -102,6 +99,13 @@ def _count(nproc: str) -> int:
     if not nproc.isdecimal() or int(nproc) < 1:
         raise ConfigError(f"--nproc takes auto or a number from 1 on, not {nproc!r}")
     return int(nproc)
+
+
+def _here(config: Config, folder: str, quiet: bool) -> Mapping[str, Any]:
+    libraries_off_screen()
+    from groupwise.training.api import train as run_training
+
+    return run_training(config, folder, quiet=quiet).summary
 
 
 def _on_ray(

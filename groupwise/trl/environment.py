@@ -45,7 +45,9 @@ def _is_malformed(turn: Turn) -> bool:
 class Pool:
     """Instances by the name of their factory (None where there is one alone)."""
 
-    def __init__(self, factories: Mapping[str | None, Callable[[], Any]], tools: Sequence[Tool]):
+    def __init__(
+        self, factories: Mapping[str | None, Callable[[], Any]], tools: Sequence[Tool]
+    ) -> None:
         if not factories:
             raise ConfigError("environment_factory={}: a dict of environments needs at least one")
         self.factories, self.shared = factories, tuple(tools)
