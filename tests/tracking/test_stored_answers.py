@@ -49,7 +49,7 @@ def test_changed_answers_are_named(run: pathlib.Path, number: int) -> None:
         stored_groups(run, 1)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", gzip.compress(b"{")[:-9], b"plain"])
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b", gzip.compress(b"{", mtime=0)[:-9], b"plain"])
 def test_files_that_are_none_are_named(run: pathlib.Path, content: bytes) -> None:
     rollouts_file(run, 1).write_bytes(content or gzip.compress(b"nothing"))
     with pytest.raises(RunFolderError, match="cannot be read"):
