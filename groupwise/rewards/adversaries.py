@@ -46,11 +46,12 @@ class Candidate:
 
 
 def in_form(form: str, reasoning: str, answer: str, prefill: str = "") -> str:
-    """An answer as a model would write it. A prefill that opens the form is not written twice."""
+    """An answer as a model would write it. A prefill that opens the form is not written twice, one
+    that begins an answer of its own not at all."""
     text = FORMS[form].replace("{reasoning}", reasoning)
     text = text.replace("{answer!r}", repr(answer)).replace("{answer}", answer)
     opening = text.partition(">")[0] + ">"
-    if text.startswith(prefill):
+    if text.startswith(prefill) or "<answer>" in prefill:
         return text
     return prefill + (text.removeprefix(opening) if prefill.endswith(opening) else text)
 

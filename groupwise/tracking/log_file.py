@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from groupwise.errors import Interrupted
+from groupwise.errors import Interrupted, RunFolderError
 from groupwise.secrets import masked
 
 NAME = "log.txt"
@@ -52,6 +52,8 @@ def logging_to(folder: pathlib.Path) -> Iterator[None]:
     except Interrupted as stopped:
         file.handle(_record(logging.INFO, str(stopped)))
         raise
+    except RunFolderError:  # the folder is another's, or damaged: it stays as it is
+        raise
     except Exception as error:
         file.handle(_record(logging.ERROR, "the run ended by an error", error))
         raise
@@ -71,6 +73,10 @@ class _File(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):
             super().emit(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
 
     def handleError(self, record: logging.LogRecord) -> None:
         """By default a traceback on the screen."""
