@@ -117,6 +117,7 @@ async def body_chunks(request: Request, max_bytes: int) -> AsyncIterator[bytes]:
             async with asyncio.timeout_at(min(loop.time() + STALL_SECONDS, deadline)):
                 chunk = await anext(stream)
         except StopAsyncIteration:
+            request.state.body_is_read = True
             return
         except TimeoutError:
             raise HTTPRefusal(408, f"the body stalled after {received} bytes") from None
@@ -137,6 +138,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 async def discard_body(request: Request) -> None:
     """Read what little may still be on its way from who is being refused."""
+    if getattr(request.state, "body_is_read", False):
+        return
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_SECONDS):
             left = DISCARD_BYTES

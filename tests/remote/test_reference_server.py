@@ -18,6 +18,7 @@ from groupwise.errors import ConfigError, ModelError
 from groupwise.policy.load import load_policy
 from groupwise.policy.logprobs import batch_logprobs
 from groupwise.policy.reference import Reference
+from groupwise.remote import guard
 from groupwise.remote import reference_server as server_module
 from groupwise.remote.client import ServerUnavailable
 from groupwise.remote.fingerprint import (
@@ -118,6 +119,13 @@ def test_nothing_but_health_answers_without_the_token(running: Running) -> None:
             )
     assert send(running, "POST", "/logprobs", b"x", authorization="Bearer wrong")[0] == 401
     assert send(running, "GET", "/model", authorization=f"bearer {TOKEN}")[0] == 200
+
+
+def test_a_refusal_waits_for_nothing_once_the_body_is_there(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "DISCARD_SECONDS", 300.0)  # longer than a client waits
+    assert send(running, "POST", "/logprobs", b"no safetensors")[0] == 400
 
 
 def test_bad_bodies_get_a_reason_and_do_no_harm(running: Running) -> None:

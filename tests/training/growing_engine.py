@@ -38,7 +38,7 @@ class GrowingEngine:
 
     async def _changes(self, times: int) -> None:
         """Until the weights have changed so often, or it takes too long."""
-        before, deadline = len(self.loaded), time.monotonic() + 2 * times
+        before, deadline = len(self.loaded), time.monotonic() + 0.6 * times
         while len(self.loaded) < before + times and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
