@@ -32,6 +32,7 @@ def measurement(kind: str, setting: Setting, step: float) -> Measurement:
     return Measurement(kind, setting, seconds, (seconds,), 64, 8, 2**30)
 
 
+@pytest.mark.slow
 def test_both_sides_do_the_same_work_and_the_results_say_so(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "results.json"
     command = [sys.executable, str(BENCHMARKS / "compare.py"), "--model", "shape:tiny", "--quick"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch.autograd import DeviceType
 
+from groupwise.check import profile as profile_module
 from groupwise.check.peak import Peak
 from groupwise.check.profile import REST, Work, covered, kind_of, make_profile, summed
 from groupwise.check.show import profile_text
@@ -70,8 +71,9 @@ def test_the_floor_is_what_takes_longer() -> None:
     assert Work(flops=10, bytes=30).floor(Peak(flops=5, bytes=10)) == 3
 
 
-def test_a_step_of_the_embedded_model_is_profiled() -> None:
-    settings = ["batch.prompts=2", "batch.group_size=4", "task.train_size=64"]
+def test_a_step_of_the_embedded_model_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "measure_peak", lambda device: Peak(1e13, 1e13))
+    settings = ["batch.prompts=2", "batch.group_size=4", "rollout.max_completion_tokens=12"]
     with load_parts(load_recipe("demo", settings)) as parts:
         profile = make_profile(parts)
     assert profile.answers == 8

@@ -118,10 +118,11 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: pathlib.Path) -> None:
 
 
 def test_bf16_checkpoints_keep_fp32_masters(tmp_path: pathlib.Path) -> None:
-    config = small_config("precision=bf16", "optimizer.lr=1e-5")
-    train(
-        small_config("precision=bf16", "optimizer.lr=1e-5", "steps=2"), tmp_path / "a", quiet=True
-    )
+    # Little of everything: a CPU without bf16 takes milliseconds for each product.
+    little = ["rollout.max_completion_tokens=6", "eval.problems=2", "eval.k=1", "eval.every=0"]
+    settings = ["precision=bf16", "optimizer.lr=1e-5", *little]
+    config = small_config(*settings, "steps=2")
+    train(small_config(*settings, "steps=1"), tmp_path / "a", quiet=True)
     train(config, tmp_path / "a", quiet=True)
     train(config, tmp_path / "b", quiet=True)
     assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
