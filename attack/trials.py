@@ -44,7 +44,7 @@ VARIANTS: dict[str, list[str]] = {
 }  # fmt: skip
 USUAL = ("in_turn", "epochs", "dynamic", "lora", "ahead", "in_flight", "turns")
 """Those that start no process of groupwise's own, which takes seconds."""
-CLOCKS = ("seconds", "tokens_per_second", "memory_gb", "episode/waiting", "waited")
+CLOCKS = ("seconds", "tokens_per_second", "memory_gb", "cpu_cores", "episode/waiting", "waited")
 
 
 def words_of(variant: str, out: str = "run") -> list[str]:

@@ -181,12 +181,13 @@ def test_the_real_wheel_becomes_a_model_that_loads_and_talks(cache: Path) -> Non
     tokenizer = AutoTokenizer.from_pretrained(folder)
     question = {"role": "user", "content": "What is the capital of France?"}
     prompt = prompt_tokens(Problem("france", (question,)), tokenizer)
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False)
-    answer = output[0, len(prompt) :].tolist()
 
     assert sum(p.numel() for p in model.parameters()) == 134_515_008
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert not hasattr(model.config, "quantization_config")
     assert eos_ids(model, tokenizer) == (2,) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    # In fp32: in bf16 what it says depends on how a CPU rounds.
+    output = model.float().generate(torch.tensor([prompt]), max_new_tokens=60, do_sample=False)
+    answer = output[0, len(prompt) :].tolist()
     assert answer[-1] == 2
     assert "Paris" in decode(answer, tokenizer, (2,))

@@ -43,7 +43,7 @@ MOMENTS = [
     ("groupwise.training.checkpoint:save_model", 1),
     ("groupwise.training.checkpoint:make_manifest", 1),
     ("groupwise.tracking.whole:_sync", 2),
-    ("groupwise.training.loop:save_model", 1),
+    ("groupwise.training.evaluations:save_model", 1),
     ("groupwise.training.api:save_checkpoint", 1),
     ("groupwise.training.api:save_curve", 1),
     ("groupwise.tracking.run:RunFolder.write_summary", 1),
