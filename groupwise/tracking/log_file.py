@@ -16,6 +16,8 @@ from groupwise.errors import Interrupted, RunFolderError
 from groupwise.secrets import masked
 
 NAME = "log.txt"
+MOST_BYTES = 10_000_000
+"""Then it becomes log.txt.1, and the one before that goes."""
 LIBRARIES = ("transformers", "datasets", "huggingface_hub", "peft", "accelerate")
 """Those whose loggers may have handlers of their own, which write to the screen."""
 
@@ -39,7 +41,8 @@ def _is_for_people(record: logging.LogRecord) -> bool:
 @contextmanager
 def logging_to(folder: pathlib.Path) -> Iterator[None]:
     """Everything that is logged meanwhile is in the folder's log.txt too, and why it ended."""
-    root, file = logging.getLogger(), _File(folder / NAME, delay=True, encoding="utf-8")
+    root, path = logging.getLogger(), folder / NAME
+    file = _File(path, maxBytes=MOST_BYTES, backupCount=1, delay=True, encoding="utf-8")
     file.setFormatter(_Line("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(file)
     if _early in root.handlers:
@@ -67,7 +70,7 @@ def _record(level: int, text: str, error: Exception | None = None) -> logging.Lo
     return logging.LogRecord("groupwise", level, __file__, 0, text, None, why)
 
 
-class _File(logging.FileHandler):
+class _File(logging.handlers.RotatingFileHandler):
     """A log that cannot be written stops no training."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -43,7 +43,7 @@ FREE = (
 )
 # What a run that was killed before its first step was logged may have left.
 OWN = re.compile(
-    r"\.lock|config\.(yaml|tmp)|inputs\.json(\.new)?|(metrics|findings)\.jsonl(\.new)?|log\.txt"
+    r"\.lock|config\.(yaml|tmp)|inputs\.json(\.new)?|(metrics|findings)\.jsonl(\.new)?|log\.txt(\.1)?"
     r"|events|eval|rollouts|checkpoints"
     r"|best\.new|evaluated(\.new)?|before-restart-\d+|.+\.damaged(-\d+)?"
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from groupwise.errors import Interrupted
+from groupwise.tracking import log_file
 from groupwise.tracking.log_file import libraries_off_screen, logging_to
 
 
@@ -56,3 +57,15 @@ def test_the_file_says_why_a_run_ended(tmp_path: pathlib.Path, screen: io.String
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: pathlib.Path) -> None:
     with logging_to(tmp_path / "missing"):
         logging.getLogger("groupwise").warning("said all the same")
+
+
+def test_the_file_does_not_grow_for_ever(
+    tmp_path: pathlib.Path, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MOST_BYTES", 1000)
+    with logging_to(tmp_path):
+        for number in range(100):
+            logging.getLogger("somelib").warning("warning %s of many", number)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "log.txt.1"]
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    assert "warning 99 of many" in (tmp_path / "log.txt").read_text()
