@@ -92,7 +92,7 @@ $(VERIFIERS_VENV)-v1/.ready:
 
 $(VERIFIERS_VENV)/.ready: constraints.txt
 	test -x $(VERIFIERS_VENV)/bin/python || $(PYTHON) -m venv $(VERIFIERS_VENV)
-	grep -v '^mcp' constraints.txt > $(VERIFIERS_VENV)/constraints.txt
+	grep -v -E '^(mcp|websockets)==' constraints.txt > $(VERIFIERS_VENV)/constraints.txt
 	$(VERIFIERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c $(VERIFIERS_VENV)/constraints.txt verifiers==0.3.1
 	touch $@

@@ -18,6 +18,7 @@ def screen() -> Iterator[io.StringIO]:
     """A root logger of our own, as the command line sets one up."""
     root, before, level = logging.getLogger(), logging.getLogger().handlers[:], logging.root.level
     shown = io.StringIO()
+    logging.captureWarnings(False)  # a command in an earlier test may have left it on
     root.handlers, root.level = [logging.StreamHandler(shown)], logging.WARNING
     yield shown
     root.handlers, root.level = before, level
