@@ -24,6 +24,8 @@ class Step:
     peak_gib: float
     sampling: float
     update: float
+    dated: bool = True
+    """Whether the record says when it was made. Older ones are of code that waited for the host."""
 
     @property
     def planned_update(self) -> float:
@@ -78,6 +80,7 @@ def _compared(line: dict[str, Any], record: dict[str, Any]) -> Step:
         peak_gib=line["peak_bytes"] / GIB,
         sampling=line["seconds"]["generation"],
         update=line["seconds"]["update"],
+        dated="date" in record,
     )
 
 

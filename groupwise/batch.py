@@ -31,8 +31,15 @@ class OnDevice:
     def to(self, device: torch.device, non_blocking: bool = True) -> Self:
         items: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         tensors = {name: x for name, x in items.items() if isinstance(x, Tensor | OnDevice)}
-        moved = {name: x.to(device, non_blocking=non_blocking) for name, x in tensors.items()}
+        moved = {name: copied_to(x, device, non_blocking) for name, x in tensors.items()}
         return replace(self, **moved)
+
+
+def copied_to(x: Any, device: torch.device, non_blocking: bool = True) -> Any:
+    """On the device. Neither waits for the other, which takes page-locked memory on the host."""
+    if device.type == "cuda" and isinstance(x, Tensor) and x.device.type == "cpu" and non_blocking:
+        x = x.pin_memory()
+    return x.to(device, non_blocking=non_blocking)
 
 
 @dataclass(frozen=True)
@@ -206,17 +213,29 @@ def make_batch(
 
 def token_advantages(groups: Sequence[Group]) -> Tensor:
     """(B, T), an answer's number for each of its tokens; 0 where none were assigned."""
-    lines: list[Sequence[float]] = []
-    for group in groups:
-        for answer, completion in enumerate(group.completions):
-            value = group.advantages[answer] if group.advantages else 0.0
-            lines.append(value if isinstance(value, tuple) else (value,) * len(completion.tokens))
-    return _padded(lines)
+    values = [a for group in groups for a in group.advantages or [0.0] * len(group.completions)]
+    present_BT = _present([completion for group in groups for completion in group.completions])
+    whole_B = torch.tensor([0.0 if isinstance(v, tuple) else v for v in values])
+    advantages_BT = present_BT * whole_B[:, None]
+    for line, value in enumerate(values):
+        if isinstance(value, tuple):
+            advantages_BT[line, : len(value)] = torch.tensor(value)
+    return advantages_BT
+
+
+def _present(completions: Sequence[Completion]) -> Tensor:
+    """(B, T) bool: where there are tokens. At least one column."""
+    lengths_B = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
+    width = max(1, int(lengths_B.max())) if len(completions) else 1
+    return torch.arange(width) < lengths_B[:, None]
 
 
 def _sampled(completions: Sequence[Completion]) -> Tensor:
-    lines = [completion.sampled or (True,) * len(completion.tokens) for completion in completions]
-    return _padded(lines, torch.bool)
+    sampled_BT = _present(completions)
+    for line, completion in enumerate(completions):
+        if completion.sampled is not None:
+            sampled_BT[line, : len(completion.sampled)] = torch.tensor(completion.sampled)
+    return sampled_BT
 
 
 def _shares(completions: Sequence[Completion], mask_BT: Tensor) -> Tensor | None:
@@ -229,14 +248,14 @@ def _shares(completions: Sequence[Completion], mask_BT: Tensor) -> Tensor | None
     return (tokens_B / total_E[episode_B].clamp(min=1))[:, None]
 
 
-def _padded(lines: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+def _padded(lines: Sequence[Sequence[float]]) -> Tensor:
     """Lines of different lengths as one tensor of at least one column; 0 behind their ends.
 
     One conversion for all of them: a tensor for each line would take ten times as long.
     """
     lengths = torch.tensor([len(line) for line in lines], dtype=torch.long)
     width = max(1, int(lengths.max())) if len(lines) else 1
-    padded = torch.zeros(len(lines), width, dtype=dtype)
-    flat = torch.tensor(list(itertools.chain.from_iterable(lines)), dtype=dtype)
+    padded = torch.zeros(len(lines), width)
+    flat = torch.tensor(list(itertools.chain.from_iterable(lines)), dtype=torch.float32)
     padded[torch.arange(width) < lengths[:, None]] = flat
     return padded

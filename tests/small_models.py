@@ -50,9 +50,11 @@ def tokenizer() -> Any:
     )
 
 
-def random_model(family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def random_model(
+    family: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **sizes: int
+) -> Any:
     torch.manual_seed(seed)
-    config = CONFIG_MAPPING[family](**{**SHAPE, **(FAMILIES | MIXTURES)[family]})
+    config = CONFIG_MAPPING[family](**{**SHAPE, **(FAMILIES | MIXTURES)[family], **sizes})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():  # the initial 0.02 makes every answer alike

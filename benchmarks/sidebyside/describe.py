@@ -1,5 +1,6 @@
 """Which machine and which versions a result belongs to."""
 
+import datetime
 import importlib.metadata
 import os
 import pathlib
@@ -22,7 +23,8 @@ def describe_machine(device: str) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
-    return {"machine": machine, "versions": versions}
+    today = datetime.date.today().isoformat()
+    return {"date": today, "machine": machine, "versions": versions}
 
 
 def _system() -> str:

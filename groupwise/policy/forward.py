@@ -19,17 +19,16 @@ def answer_logprobs(
     temperature: float,
     *,
     entropy_grad: bool = False,
-    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(B, T) log-probs and entropies of the answers' tokens, at the sampling temperature.
 
     Answers that were drawn at temperatures of their own are scored at those.
     """
-    return policy.run(lambda: _answer_logprobs(policy, rows, temperature, entropy_grad, compiled))
+    return policy.run(lambda: _answer_logprobs(policy, rows, temperature, entropy_grad))
 
 
 def _answer_logprobs(
-    policy: Policy, rows: Rows, temperature: float, entropy_grad: bool, compiled: bool
+    policy: Policy, rows: Rows, temperature: float, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     with use_packed_attention(policy.model, rows):
         hidden = policy.body(
@@ -44,7 +43,6 @@ def _answer_logprobs(
         temperature if rows.temperature_K is None else rows.temperature_K,
         vocab=policy.vocab,
         entropy_grad=entropy_grad,
-        compiled=compiled and hidden.is_cuda,  # on a CPU rows of logits stay in its cache
     )
     return rows.scatter(logprobs), rows.scatter(entropies)
 

@@ -4,6 +4,8 @@ In process and in a reference server this is the same code on the same micro-bat
 give the same numbers.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from groupwise.batch import Batch
 from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy
-from groupwise.policy.packing import MicroBatch, blank, microbatches
+from groupwise.policy.packing import MicroBatches, microbatches
 
 
 @torch.no_grad()
@@ -28,17 +30,16 @@ def batch_logprobs(
     logprobs_BT = torch.zeros(batch.mask_BT.shape, device=policy.device)
     entropies_BT = torch.zeros_like(logprobs_BT)
     micros = microbatches(batch, layout or policy.layout, tokens_at_once, policy.pad_id)
-    for micro in with_blanks(policy, list(micros)):
+    for micro in with_blanks(policy, micros):
         rows = micro.rows.to(policy.device)
         with compiled_layers(policy.model, compiled):
-            logprobs, entropies = answer_logprobs(policy, rows, temperature, compiled=compiled)
+            logprobs, entropies = answer_logprobs(policy, rows, temperature)
         if micro.members:
             micro.put(logprobs, logprobs_BT)
             micro.put(entropies, entropies_BT)
     return logprobs_BT, entropies_BT
 
 
-def with_blanks(policy: Policy, micros: list[MicroBatch]) -> list[MicroBatch]:
+def with_blanks(policy: Policy, micros: MicroBatches) -> MicroBatches:
     """As many as the ranks that hold the model together agree on; blank ones at the end."""
-    missing = policy.passes(len(micros)) - len(micros)
-    return micros + [blank(policy.layout, policy.pad_id)] * missing
+    return replace(micros, blanks=policy.passes(len(micros)) - len(micros))

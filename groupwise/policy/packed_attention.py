@@ -24,7 +24,7 @@ from groupwise.policy.attention import (
 )
 from groupwise.policy.compiled import uncompiled
 from groupwise.policy.packing import Rows
-from groupwise.policy.varlen_attention import Groups, VarlenSequences, flash_supports
+from groupwise.policy.varlen_attention import Groups, flash_supports, group_sequences
 
 
 @contextmanager
@@ -45,13 +45,14 @@ class PackedAttention:
         self.groups = groups
         self.seqlens = list(chain.from_iterable(groups))
         self._masks: dict[tuple[int, int, int | None], Tensor] = {}
-        self.varlen = None if device.type != "cuda" else VarlenSequences(groups, device)
+        self.varlen = None if device.type != "cuda" else group_sequences(groups, device)
 
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         """(1, H, N, D) queries and (1, K, N, D) keys and values to (1, N, H, D)."""
         if self.varlen is not None and flash_supports(q, options):
+            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
             return self.varlen.attention(q, k, v, options)
         return self._one_by_one(q, k, v, options)
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,19 +52,43 @@ class MicroBatch(Batch):
     rows: Rows
 
 
-def microbatches(batch: Batch, layout: str, budget: int, pad_id: int = 0) -> Iterator[MicroBatch]:
+@dataclass(frozen=True)
+class MicroBatches:
+    """The micro-batches of a batch. Each is packed when its turn comes: a GPU still computes the
+    one before."""
+
+    batch: Batch
+    layout: str
+    pad_id: int
+    planned: "tuple[tuple[Piece, ...], ...]"
+    """The groups and answers of each."""
+    blanks: int = 0
+    """Passes that follow, for a rank that has no work left while the others still do."""
+
+    def __len__(self) -> int:
+        return len(self.planned) + self.blanks
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        batch = self.batch
+        line_of = {member: line for line, member in enumerate(batch.members)}
+        for pieces in self.planned:
+            members = tuple((group, answer) for group, answers in pieces for answer in answers)
+            width = max(1, *(len(batch.groups[g].completions[a].tokens) for g, a in members))
+            part = batch.cut([line_of[member] for member in members], width)
+            rows = pack(batch.groups, pieces, self.layout, self.pad_id, width)
+            yield MicroBatch(**vars(replace(part, members=members)), rows=rows)
+        for _ in range(self.blanks):
+            yield _blank(self.layout, self.pad_id)
+
+
+def microbatches(batch: Batch, layout: str, budget: int, pad_id: int = 0) -> MicroBatches:
     """The batch in parts of at most `budget` tokens."""
-    line_of = {member: line for line, member in enumerate(batch.members)}
-    for pieces in plan_microbatches(batch.groups, layout, budget):
-        members = tuple((group, answer) for group, answers in pieces for answer in answers)
-        width = max(1, *(len(batch.groups[g].completions[a].tokens) for g, a in members))
-        part = replace(batch.cut([line_of[member] for member in members], width), members=members)
-        rows = pack(batch.groups, pieces, layout, pad_id, width)
-        yield MicroBatch(**vars(part), rows=rows)
+    planned = tuple(map(tuple, plan_microbatches(batch.groups, layout, budget)))
+    return MicroBatches(batch, layout, pad_id, planned)
 
 
-def blank(layout: str, pad_id: int) -> MicroBatch:
-    """A pass for a rank that has no work left while the others still do."""
+def _blank(layout: str, pad_id: int) -> MicroBatch:
+    """Nobody's token."""
     nobody = Group(Problem("", ""), (pad_id,), (Completion((pad_id,), (0.0,), "eos"),))
     (micro,) = microbatches(make_batch([nobody]), layout, 1, pad_id)
     return replace(micro, mask_BT=torch.zeros_like(micro.mask_BT), members=())
@@ -122,39 +147,53 @@ def pack(
     """The rows of one micro-batch, whose answers have up to `width` tokens."""
     shared = layout == "shared_prefix"
     longest = max(_length(groups, piece) for piece in pieces)
-    tokens: list[int] = []
-    positions: list[int] = []
-    source: list[int] = []
+    tokens: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    source: list[np.ndarray] = []
     packed: list[Completion] = []
     sizes: list[tuple[int, ...]] = []
+    count = 0
     for index, answers in pieces:
-        start, prompt = len(tokens), groups[index].prompt_tokens
-        tokens += prompt
-        positions += range(len(prompt))
+        start, prompt = count, np.array(groups[index].prompt_tokens, dtype=np.int64)
         completions = [groups[index].completions[answer] for answer in answers]
-        for completion in completions:
-            places = [start + len(prompt) - 1, *range(len(tokens), len(tokens) + _read(completion))]
-            source += places[: len(completion.tokens)]
-            tokens += completion.tokens[:-1]
-            positions += range(len(prompt), len(prompt) + _read(completion))
+        read = [_read(completion) for completion in completions]
+        tokens.append(prompt)
+        positions.append(np.arange(len(prompt)))
+        count += len(prompt)
+        for completion, length in zip(completions, read, strict=True):
+            if completion.tokens:  # the prompt's last token predicts the first, each the next
+                source += [np.array([start + len(prompt) - 1]), np.arange(count, count + length)]
+            tokens.append(np.array(completion.tokens[:-1], dtype=np.int64))
+            positions.append(np.arange(len(prompt), len(prompt) + length))
+            count += length
         packed += completions
-        sizes.append((len(prompt), *map(_read, completions)))
+        sizes.append((len(prompt), *read))
         if not shared:
-            padding = start + longest - len(tokens)
-            tokens += [pad_id] * padding
-            positions += [0] * padding
+            padding = start + longest - count
+            tokens.append(np.full(padding, pad_id))
+            positions.append(np.zeros(padding, dtype=np.int64))
+            count += padding
     rows = 1 if shared else len(pieces)
-    lengths = torch.tensor([len(tokens) if shared else sum(size) for size in sizes[:rows]])
-    drawn_at = [completion.temperature for completion in packed for _ in completion.tokens]
-    slots = [line * width + t for line, c in enumerate(packed) for t in range(len(c.tokens))]
+    lengths = torch.tensor([count if shared else sum(size) for size in sizes[:rows]])
+    drawn_at = [completion.temperature for completion in packed]
+    slots = [line * width + np.arange(len(c.tokens)) for line, c in enumerate(packed)]
     return Rows(
-        tokens_RS=torch.tensor(tokens).view(rows, -1),
-        positions_RS=torch.tensor(positions).view(rows, -1),
-        real_RS=torch.arange(len(tokens) // rows) < lengths[:, None],
+        tokens_RS=_joined(tokens).view(rows, -1),
+        positions_RS=_joined(positions).view(rows, -1),
+        real_RS=torch.arange(count // rows) < lengths[:, None],
         groups=tuple(sizes) if shared else None,
-        source_K=torch.tensor(source, dtype=torch.long),
-        target_K=torch.tensor([t for c in packed for t in c.tokens], dtype=torch.long),
-        slot_K=torch.tensor(slots, dtype=torch.long),
+        source_K=_joined(source),
+        target_K=_joined([np.array(c.tokens, dtype=np.int64) for c in packed]),
+        slot_K=_joined(slots),
         shape_BT=(len(packed), width),
-        temperature_K=torch.tensor(drawn_at) if drawn_at and None not in drawn_at else None,
+        temperature_K=None if None in drawn_at else _temperatures(packed),
     )
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
+
+
+def _temperatures(completions: Sequence[Completion]) -> Tensor:
+    each = [(c.temperature or 0.0, len(c.tokens)) for c in completions]
+    return torch.cat([torch.full((length,), temperature) for temperature, length in each])

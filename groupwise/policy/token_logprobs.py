@@ -8,8 +8,8 @@ nothing is computed twice. Both ways give the same numbers: no row of logits see
 K tokens (of any answers, flat), H hidden size, V vocabulary. Logits must be finite.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from groupwise.compat.torch_compile import mark_rows_dynamic
 from groupwise.policy.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
 
 CACHED = 2**19
 """Logits that are worked on at once on a CPU: 2 MB in float32."""
+
+ROWS = 128
+"""A matrix product computes so many rows together: chunks are whole multiples."""
 
 Temperature = float | Tensor
 """One temperature for all rows, or one for each of them."""
@@ -35,24 +37,21 @@ def token_logprobs(
     *,
     vocab: int,
     entropy_grad: bool = False,
-    compiled: bool = False,
     chunk_logits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(head(hidden) / temperature) at the targets, and the entropies, (K) both.
 
     `entropy_grad` keeps the entropy in the graph, for a bonus; otherwise it is a detached metric.
-    Half-precision logits are raised to float32 first; wider ones stay as they are. `compiled` lets
-    torch.compile do that on the way, so that float32 logits are never in memory.
+    Half-precision logits are raised to float32 first; wider ones stay as they are. On CUDA a kernel
+    does that on the way, so that float32 logits are never in memory.
     """
 
     def chunk_logprobs(
         hidden_CH: Tensor, targets_C: Tensor, temperature: Temperature
     ) -> tuple[Tensor, Tensor]:
         logits_CV = head(hidden_CH)
-        if compiled:
-            rows = (logits_CV, targets_C, temperature)
-            mark_rows_dynamic(*(tensor for tensor in rows if isinstance(tensor, Tensor)))
-            return _compiled()(*rows, entropy_grad)
+        if _has_kernel(logits_CV):
+            return _kernel_logprobs(logits_CV, targets_C, temperature, entropy_grad)
         if entropy_grad:
             return plain_logprobs(logits_CV, targets_C, temperature, entropy_grad)
         return logprobs_by_rows(logits_CV, targets_C, temperature)
@@ -60,6 +59,7 @@ def token_logprobs(
     if chunk_logits is None:
         chunk_logits = CPU_CHUNK_LOGITS if hidden_KH.device.type == "cpu" else CHUNK_LOGITS
     rows = max(1, chunk_logits // vocab)
+    rows -= rows % ROWS if rows > ROWS else 0
     if len(targets_K) <= rows:
         return chunk_logprobs(hidden_KH, targets_K, temperature)
 
@@ -87,9 +87,20 @@ def plain_logprobs(
     return logprobs_C, -(all_logprobs_CV.exp() * all_logprobs_CV).sum(-1)
 
 
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    return torch.compile(plain_logprobs)
+def _has_kernel(logits_CV: Tensor) -> bool:
+    known = logits_CV.is_cuda and logits_CV.dtype != torch.float64
+    return known and importlib.util.find_spec("triton") is not None
+
+
+def _kernel_logprobs(
+    logits_CV: Tensor, targets_C: Tensor, temperature: Temperature, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    from groupwise.policy.logprob_kernel import KernelLogprobs
+
+    if not isinstance(temperature, Tensor) and temperature != 1:
+        temperature = torch.full(targets_C.shape, temperature, device=targets_C.device)
+    own = temperature if isinstance(temperature, Tensor) else None
+    return KernelLogprobs.apply(logits_CV, targets_C, own, entropy_grad)  # pyright: ignore[reportReturnType]
 
 
 def _scaled(logits_CV: Tensor, temperature: Temperature) -> Tensor:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from groupwise.batch import copied_to
 from groupwise.compat.torch_attention import varlen_backward, varlen_forward
 from groupwise.policy.attention import AttentionOptions
 
@@ -21,40 +23,45 @@ Groups = Sequence[Sequence[int]]
 class VarlenSequences:
     """Where each sequence's queries and keys begin (cu_seqlens), and which tokens its keys are of.
 
-    Groups [[3, 2]], a prompt of 3 tokens and an answer of 2: queries [0:3] and [3:5]; keys of
-    tokens 0 1 2 for the prompt and 0 1 2 3 4 for the answer, so cu_seqlens_k is 0 3 8.
+    A prompt of 3 tokens and an answer of 2: queries [0:3] and [3:5]; keys of tokens 0 1 2 for the
+    prompt and 0 1 2 3 4 for the answer, so seqlens_q is 3 2, and cu_seqlens_k 0 3 8.
     """
 
-    def __init__(self, groups: Groups, device: torch.device) -> None:
-        seqlens_q, seqlens_k, kv_index = [], [], []
-        start = 0
-        for prompt, *answers in groups:
-            prompt_index = torch.arange(start, start + prompt)
-            seqlens_q.append(prompt)
-            seqlens_k.append(prompt)
-            kv_index.append(prompt_index)
-            start += prompt
-            for answer in filter(None, answers):
-                seqlens_q.append(answer)
-                seqlens_k.append(prompt + answer)
-                kv_index += [prompt_index, torch.arange(start, start + answer)]
-                start += answer
-        self.kv_index = torch.cat(kv_index).to(device)
+    def __init__(
+        self, seqlens_q: Sequence[int], kv_index: Sequence[np.ndarray], device: torch.device
+    ) -> None:
+        seqlens_k = [len(index) for index in kv_index]
+        self.kv_index = copied_to(torch.from_numpy(np.concatenate(kv_index)), device)
         self.cu_seqlens_q, self.cu_seqlens_k = (
-            torch.tensor([0, *accumulate(seqlens)], dtype=torch.int32, device=device)
+            copied_to(torch.tensor([0, *accumulate(seqlens)], dtype=torch.int32), device)
             for seqlens in (seqlens_q, seqlens_k)
         )
         self.max_seqlens = torch.tensor([max(seqlens_q), max(seqlens_k)])
         """On the CPU, and a tensor: as numbers they would be constants of compiled code."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-        """(1, H, N, D) queries and (1, K, N, D) keys and values to (1, N, H, D)."""
-        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        """(Q, H, D) queries and (N, K, D) keys and values to (1, Q, H, D)."""
         out, _ = varlen_attention(
             q, k, v, self.kv_index, self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlens,
             options.scale, options.sliding_window or 0,
         )  # fmt: skip
         return out[None]
+
+
+def group_sequences(groups: Groups, device: torch.device) -> VarlenSequences:
+    """Of prompts, each followed by its answers."""
+    seqlens, kv_index = list[int](), list[np.ndarray]()
+    start = 0
+    for prompt, *answers in groups:
+        prompt_index = np.arange(start, start + prompt)
+        seqlens.append(prompt)
+        kv_index.append(prompt_index)
+        start += prompt
+        for answer in filter(None, answers):
+            seqlens.append(answer)
+            kv_index.append(np.concatenate([prompt_index, np.arange(start, start + answer)]))
+            start += answer
+    return VarlenSequences(seqlens, kv_index, device)
 
 
 def flash_supports(q: Tensor, options: AttentionOptions) -> bool:

@@ -28,7 +28,7 @@ from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
 from groupwise.tracking.inputs import note_inputs
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
-from groupwise.types import Group, group_from_json, to_json
+from groupwise.types import Group, group_from_json, json_line, to_json
 
 # What may change between two starts of the same run without changing what was computed so far.
 FREE = (
@@ -183,10 +183,10 @@ class RunFolder:
     def log_rollouts(self, step: int, groups: Sequence[Group]) -> None:
         """Every answer with its scores and advantage, one group a line."""
         path = rollouts_file(self.path, step)
-        lines = "".join(json.dumps(to_json(group), default=str) + "\n" for group in groups)
+        lines = b"".join(json_line(group) for group in groups)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, gzip.compress(lines.encode(), compresslevel=6, mtime=0))
+            write_whole(path, gzip.compress(lines, compresslevel=1, mtime=0))
             with (self.path / INDEX).open("a") as file:
                 file.write(json.dumps(_index_line(step, groups)) + "\n")
         keep = self.config.tracking.keep_rollouts

@@ -145,7 +145,7 @@ def accumulate(
         return None
     own = batch.select(active)
     budget = tokens_at_once or config.batch.tokens_per_microbatch
-    micros = list(microbatches(own, policy.layout, budget, policy.pad_id))
+    micros = microbatches(own, policy.layout, budget, policy.pad_id)
     denominator = replace(batch.denominator, microbatches=sum(world.gather(len(micros))))
     micros = with_blanks(policy, micros)
     zero = torch.zeros((), device=policy.device)
@@ -159,7 +159,6 @@ def accumulate(
                 micro.rows,
                 config.rollout.temperature,
                 entropy_grad=objective.uses_entropy,
-                compiled=fused,
             )
             loss, metrics = logprobs_BT.sum() * 0, {}  # of a blank micro-batch
             if micro.members:

@@ -158,10 +158,10 @@ def test_tokens_are_those_of_the_tensor_operations(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 17, 64, 100])
 def test_a_gated_product(dtype: torch.dtype, rows: int) -> None:
-    importlib.import_module("groupwise.rollout.native.gated_kernel")
+    importlib.import_module("groupwise.rollout.native.linear_kernel")
     torch.manual_seed(0)
-    x = torch.randn(rows, 1, 192, device="cuda", dtype=dtype)
-    weight = torch.randn(2 * 320, 192, device="cuda", dtype=dtype) * 0.1
+    x = torch.randn(rows, 1, 256, device="cuda", dtype=dtype)
+    weight = torch.randn(2 * 384, 256, device="cuda", dtype=dtype) * 0.1
     gate, up = F.linear(x.double(), weight.double()).chunk(2, -1)
     expected = F.silu(gate) * up
     product = torch.ops.groupwise.gated_product(x, weight)
@@ -171,7 +171,7 @@ def test_a_gated_product(dtype: torch.dtype, rows: int) -> None:
 
 def test_gated_mlps_are_computed_by_the_kernel_and_others_are_left_alone() -> None:
     config = AutoConfig.for_model(
-        "qwen2", hidden_size=128, intermediate_size=320, num_hidden_layers=2, vocab_size=64
+        "qwen2", hidden_size=128, intermediate_size=384, num_hidden_layers=2, vocab_size=64
     )
     layers = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to("cuda").model.layers
     layers[1].mlp.act_fn = torch.nn.GELU()

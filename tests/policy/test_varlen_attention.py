@@ -10,7 +10,7 @@ from torch import Tensor
 from groupwise.policy import varlen_attention
 from groupwise.policy.attention import AttentionOptions
 from groupwise.policy.packed_attention import PackedAttention
-from groupwise.policy.varlen_attention import VarlenSequences
+from groupwise.policy.varlen_attention import group_sequences
 
 GROUPS = [[3, 2, 0, 4], [1, 5], [6]]
 
@@ -66,7 +66,8 @@ def test_one_varlen_call_is_the_attention_of_each_answer_to_its_prompt_and_itsel
     shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8)]
     q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     expected = PackedAttention(GROUPS, torch.device("cpu"))(None, q, k, v, options)
-    packed = VarlenSequences(GROUPS, torch.device("cpu")).attention(q, k, v, options)
+    flat = (x[0].transpose(0, 1) for x in (q, k, v))
+    packed = group_sequences(GROUPS, torch.device("cpu")).attention(*flat, options)
     assert torch.allclose(packed, expected, atol=1e-5)
     weights = torch.randn_like(expected)
     for ours, theirs in zip(

@@ -232,11 +232,9 @@ def logits_bytes(shape: Shape, job: Job, tokens: int, on_cpu: bool) -> float:
     """One chunk of the head's output with what is computed from it, backward included."""
     limit = CPU_CHUNK_LOGITS if on_cpu else CHUNK_LOGITS
     count = min(tokens, max(1, limit // shape.vocab)) * shape.vocab
-    if job.entropy_grad:
+    if job.entropy_grad and on_cpu:
         return count * (job.number + 24)
-    if on_cpu:
-        return count * 2 * job.number
-    return count * (job.number + (6 if job.compiled else 12))
+    return count * 2 * job.number
 
 
 def update_moments(

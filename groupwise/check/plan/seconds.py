@@ -40,8 +40,7 @@ class Pace:
     """Seconds to launch a layer forward and backward."""
 
 
-CUDA = Pace(40e-6, 1e-6, 0.05, 1.0, 1.2, 8.0, 60.0, 4e-3)
-COMPILED_LOGITS = 8.0
+CUDA = Pace(40e-6, 1e-6, 0.05, 1.0, 1.2, 8.0, 8.0, 2e-3)
 CPU = Pace(0.5e-3, 1e-6, 0.05, 5.0, 2.1, 0.0, 0.0, 0.5e-3)
 EAGER_DECODE_LAYER = 0.9e-3
 """transformers' generate: a layer of a decode step, launched from Python."""
@@ -134,10 +133,9 @@ def update_seconds(shape: Shape, job: Job, gpu: Gpu, pace: Pace) -> float:
     predicted = job.own_answers * job.typical
     head_again = 0 if job.checkpointing else 2 * shape.head * predicted
     kept = tokens * shape.layers * layer_kept(shape, job)
-    logits = COMPILED_LOGITS if job.compiled else pace.logits
     again = (4 if job.checkpointing else 3) / 3 * (ADAPTED if job.rank else 1.0)
     launches = count * job.minibatches * shape.layers * pace.update_layer * again
-    moved = pace.activations * kept * again + logits * predicted * shape.vocab
+    moved = pace.activations * kept * again + pace.logits * predicted * shape.vocab
     if job.quantization:
         moved += passes * count * unpacking_bytes(shape, job)
     products = pace.products * (passes * forward + head_again) / gpu.products

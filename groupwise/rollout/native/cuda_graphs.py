@@ -19,6 +19,7 @@ from groupwise.policy.attention import use_attention
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compile_problem
 from groupwise.rollout.native.decode_attention import DecodeAttention
+from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
 from groupwise.rollout.native.limits import LONG_MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningBatch
 from groupwise.rollout.noise import key_tensor
@@ -76,7 +77,7 @@ class DecodeGraphs:
     def __init__(self, policy: Policy, max_batch: int, compile_layers: bool) -> None:
         self.policy, self.max_batch = policy, max_batch
         self.compile_layers = compile_layers
-        self.layers: CompiledDecodeLayers | None = None
+        self.layers: FusedLayers | CompiledDecodeLayers | None = None
         self._sample = torch.compile(sample_tokens)
         self._end_step = torch.compile(end_step, dynamic=True) if compile_layers else end_step
         self.buffers: Buffers | None = None
@@ -200,6 +201,8 @@ class DecodeGraphs:
 
     def _prepare(self, attention: DecodeAttention) -> None:
         """Compile the layers if that is wanted and possible; note the weights' addresses."""
+        if self.compile_layers and self.layers is None:
+            self.layers = fused_layers(self.policy)
         if self.compile_layers and self.layers is None:
             problem = compile_problem(self.policy.model, attention)
             if problem is None:

@@ -54,6 +54,26 @@ class DecodeAttention:
             q, k, v, keys, values, self.page_table, self.kv_lens, options.scale, window, softcap
         )
 
+    def with_rotary(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        options: AttentionOptions,
+    ) -> Tensor:
+        """As a call, of queries and keys that have no positions yet; with the kernel alone."""
+        from groupwise.rollout.native.decode_kernel import launch, splits_of
+
+        keys, values = self.cache.layers[layer]
+        splits = splits_of(q, k, keys, self.page_table)
+        window = options.sliding_window or 0
+        return launch(
+            q, k, v, keys, values, self.page_table, self.kv_lens, options.scale, window, 0.0,
+            splits, rotary=rotary, dependent=True,
+        )  # fmt: skip
+
     @uncompiled
     def _without_kernel(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions

@@ -14,6 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from groupwise.rollout.native.arrival_counters import arrival_counters
 
 TILE_BYTES = 16_384
 """Of a tile's keys, and again of its values; a tile has at most 64 positions of the past."""
@@ -36,15 +39,27 @@ def _scores(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def _rotated(x, partner_ptrs, mask, cos, sin):
+    """Numbers of a head with their rotary positions; `partner_ptrs`: those of its other half."""
+    partner = tl.load(partner_ptrs, mask=mask, other=0.0).to(tl.float32)
+    wide = x.to(tl.float32) * cos.to(tl.float32) + partner * sin.to(tl.float32)
+    return wide.to(x.dtype)
+
+
+@triton.jit
 def _decode_attention(
-    q_ptr, k_ptr, v_ptr, keys_ptr, values_ptr, page_table_ptr, kv_lens_ptr, out_ptr,
-    parts_ptr, stats_ptr, arrived_ptr,
+    q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, page_table_ptr, kv_lens_ptr,
+    out_ptr, parts_ptr, stats_ptr, arrived_ptr,
     scale, softcap, window,
-    q_row, q_head, k_row, k_head, v_row, v_head, table_row, table_width,
+    q_row, q_head, k_row, k_head, v_row, v_head, rotary_row, table_row, table_width,
     QUERIES_PER_KV: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_ROTARY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
     kv_len = tl.load(kv_lens_ptr + row).to(tl.int32)
@@ -52,8 +67,18 @@ def _decode_attention(
     d_mask = d < HEAD_SIZE
     q_mask = (m < QUERIES_PER_KV)[:, None] & d_mask[None, :]
     heads = head * QUERIES_PER_KV + m
-    q = tl.load(q_ptr + row * q_row + heads[:, None] * q_head + d[None, :], mask=q_mask, other=0.0)
-    k_new = tl.load(k_ptr + row * k_row + head * k_head + d, mask=d_mask, other=0.0)
+    q_ptrs = q_ptr + row * q_row + heads[:, None] * q_head
+    k_ptr += row * k_row + head * k_head
+    q = tl.load(q_ptrs + d[None, :], mask=q_mask, other=0.0)
+    k_new = tl.load(k_ptr + d, mask=d_mask, other=0.0)
+    if HAS_ROTARY:
+        cos = tl.load(cos_ptr + row * rotary_row + d, mask=d_mask, other=0.0)
+        sin = tl.load(sin_ptr + row * rotary_row + d, mask=d_mask, other=0.0)
+        first = d < HEAD_SIZE // 2
+        sin = tl.where(first, -sin, sin)
+        partner = tl.where(first, d + HEAD_SIZE // 2, d - HEAD_SIZE // 2)
+        q = _rotated(q, q_ptrs + partner[None, :], q_mask, cos[None, :], sin[None, :])
+        k_new = _rotated(k_new, k_ptr + partner, d_mask, cos, sin)
     v_new = tl.load(v_ptr + row * v_row + head * v_head + d, mask=d_mask, other=0.0)
     table_ptr = page_table_ptr + row * table_row
     in_page = head * PAGE * HEAD_SIZE
@@ -179,8 +204,7 @@ def decode_attention(
     pages that start `page_table[i]` elements after those tensors' first one: a multiple of 16, and
     not necessarily inside of them. A window or soft cap of 0 is none.
     """
-    longest, head_bytes = page_table.shape[1] * keys.shape[2], q.shape[3] * q.element_size()
-    splits = split_count(q.shape[0] * k.shape[1], longest, head_bytes, q.device)
+    splits = splits_of(q, k, keys, page_table)
     return launch(q, k, v, keys, values, page_table, kv_lens, scale, window, softcap, splits)
 
 
@@ -197,8 +221,14 @@ def launch(
     softcap: float,
     splits: int,
     min_split: int = MIN_SPLIT,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    dependent: bool = False,
 ) -> Tensor:
-    """`decode_attention` with the past split into at most `splits` parts."""
+    """`decode_attention` with the past split into at most `splits` parts.
+
+    `rotary`: (n, D) cosines and sines for queries and keys that are without positions. `dependent`:
+    it may start while the kernel before it ends (programmatic dependent launch).
+    """
     rows, heads, _, size = q.shape
     kv_heads, page = keys.shape[1:3]
     assert keys.is_contiguous() and values.is_contiguous() and keys.shape == values.shape
@@ -210,18 +240,20 @@ def launch(
     count = rows * kv_heads * splits if splits > 1 else 0
     parts = torch.empty(count * m * d, dtype=torch.float32, device=q.device)
     stats = torch.empty(count * 2 * m, dtype=torch.float32, device=q.device)
-    arrived = _arrived(q.device)
-    assert splits == 1 or rows * kv_heads <= len(arrived)
+    arrival = arrival_counters(q.device)
+    assert splits == 1 or rows * kv_heads <= len(arrival)
+    cos, sin = rotary or (out, out)
     kernel: Any = _decode_attention  # called as kernel[grid](...), which its type does not know
     kernel[rows, kv_heads, splits](
-        q, k, v, keys, values, page_table, kv_lens, out, parts, stats, arrived,
+        q, k, v, cos, sin, keys, values, page_table, kv_lens, out, parts, stats, arrival,
         scale, softcap, window,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        page_table.stride(0), page_table.shape[1],
+        cos.stride(0), page_table.stride(0), page_table.shape[1],
         QUERIES_PER_KV=heads // kv_heads, HEAD_SIZE=size, PAGE=page,
         M=m, N=tile, D=d, MIN_TILES=max(min_split // tile, 1),
         HAS_WINDOW=window > 0, HAS_SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        HAS_ROTARY=rotary is not None, DEPENDENT=dependent, launch_pdl=dependent,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
@@ -238,6 +270,11 @@ def tile_size(head_bytes: int) -> int:
     return max(16, min(64, TILE_BYTES // triton.next_power_of_2(head_bytes)))
 
 
+def splits_of(q: Tensor, k: Tensor, keys: Tensor, page_table: Tensor) -> int:
+    longest, head_bytes = page_table.shape[1] * keys.shape[2], q.shape[3] * q.element_size()
+    return split_count(q.shape[0] * k.shape[1], longest, head_bytes, q.device)
+
+
 def split_count(pairs: int, longest: int, head_bytes: int, device: torch.device) -> int:
     """Into how many parts to split pasts of up to `longest` tokens: the same for every row.
 
@@ -252,12 +289,3 @@ def split_count(pairs: int, longest: int, head_bytes: int, device: torch.device)
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cache
-def _arrived(device: torch.device) -> Tensor:
-    """For each row and key head, how many of its splits are done: zeros between two launches.
-
-    Kept forever, since CUDA graphs point to it. Launches on one stream share it.
-    """
-    return torch.zeros(2**16, dtype=torch.int32, device=device)

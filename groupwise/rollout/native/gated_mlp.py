@@ -31,7 +31,7 @@ def gated_mlps(layers: Sequence[nn.Module], fused: Sequence[Replacement]) -> lis
         return []
     mlps = {mlp for mlp, name, _ in fused if name == "gate_proj" and is_gated_mlp(mlp)}
     if mlps:
-        importlib.import_module("groupwise.rollout.native.gated_kernel")
+        importlib.import_module("groupwise.rollout.native.linear_kernel")
     parents = [parent for layer in layers for parent in layer.modules()]
     children = [(parent, *named) for parent in parents for named in parent.named_children()]
     return [(parent, name, GatedMLP(mlp)) for parent, name, mlp in children if mlp in mlps]
@@ -47,7 +47,7 @@ def is_gated_mlp(module: Any) -> bool:
     weight = gate.weight
     if weight.device.type != "cuda" or weight.dtype not in (torch.bfloat16, torch.float16):
         return False
-    if weight.shape != up.weight.shape or any(size % 64 for size in weight.shape):
+    if weight.shape != up.weight.shape or any(size % 128 for size in weight.shape):
         return False
     x = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(module(x), down(F.silu(gate(x)) * up(x)))

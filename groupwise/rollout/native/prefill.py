@@ -17,6 +17,7 @@ from groupwise.policy.attention import (
 )
 from groupwise.policy.packed_attention import PackedAttention
 from groupwise.policy.policy import Policy
+from groupwise.policy.varlen_attention import VarlenSequences, flash_supports
 from groupwise.rollout.native.kv_cache import PagedKVCache
 
 
@@ -52,20 +53,38 @@ class PrefillAttention:
         pages = [np.array(c.pages)[p // page] for c, p in zip(contexts, positions, strict=True)]
         self.places = cache.places(np.concatenate(pages), np.concatenate(positions) % page)
         self.packed = PackedAttention([[seqlen] for seqlen in self.seqlens], cache.device)
+        self.held = np.array([page for c in contexts for page in c.pages[: c.held]], dtype=np.int64)
+        self.varlen = self._varlen() if len(self.held) and cache.device.type == "cuda" else None
 
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         layer = module.layer_idx
         self.cache.write(layer, self.places, k[0].transpose(0, 1), v[0].transpose(0, 1))
-        if not any(context.held for context in self.contexts):
+        if not len(self.held):
             return self.packed(module, q, k, v, options)
+        if self.varlen is not None and flash_supports(q, options):
+            held = self.cache.read(layer, self.held).transpose(2, 3).flatten(1, 2)
+            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+            keys, values = (torch.cat(pair) for pair in zip(held, (k, v), strict=True))
+            return self.varlen.attention(q, keys, values, options)
         split = (x.split(self.seqlens, dim=2) for x in (q, k, v))
         outputs = [
             self._after(context, layer, q_own, k_own, v_own, options)
             for context, q_own, k_own, v_own in zip(self.contexts, *split, strict=True)
         ]
         return torch.cat(outputs, dim=1)
+
+    def _varlen(self) -> VarlenSequences:
+        """Keys are those in the held pages of all contexts, then the new ones."""
+        kv_index = list[np.ndarray]()
+        held, own = 0, len(self.held) * self.cache.page
+        for context, seqlen in zip(self.contexts, self.seqlens, strict=True):
+            size = context.held * self.cache.page
+            parts = [np.arange(held, held + size), np.arange(own, own + seqlen)]
+            kv_index.append(np.concatenate(parts))
+            held, own = held + size, own + seqlen
+        return VarlenSequences(self.seqlens, kv_index, self.cache.device)
 
     def _after(
         self,

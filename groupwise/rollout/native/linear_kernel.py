@@ -1,0 +1,304 @@
+"""Linear layers of a decode step in Triton, with what comes before and after them.
+
+With few rows a product waits for its weights alone, and for its kernel to start. One kernel reads
+each weight once, in small tiles so that all of the GPU reads, and does the rest on the way: bias,
+RMS norm, silu(gate) * up, the residual sum. Weights do not depend on the kernel before, so they are
+fetched into the cache while that one ends (programmatic dependent launch). With more rows a matrix
+library computes the products, and small kernels the rest.
+
+A norm needs a row's sum of squares, which no tile of outputs has. So whoever computes the hidden
+states leaves, beside them, their product with the next norm's weight and the sum of squares of each
+tile; the next linear layer adds these up and scales its outputs.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from groupwise.rollout.native.arrival_counters import arrival_counters
+
+FEW_ROWS = 32
+"""Up to so many rows our own products are faster than a matrix library's with kernels around."""
+FEW_GATED_ROWS = 64
+"""The same of the gated product, which saves a kernel."""
+INPUT_TILE = 128
+"""Sizes of inputs must be multiples of it: a tile has so many of them or a part of that."""
+NORM_TILE = 64
+"""Numbers whose squares `for_norm` adds up."""
+
+
+class Normed(NamedTuple):
+    """Hidden states for a linear layer behind a norm: times its weight, and sums of squares."""
+
+    weighted: Tensor
+    squares: Tensor
+    """(tiles, rows), float32."""
+
+
+@triton.jit
+def _linear(
+    x_ptr, squares_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
+    norm_ptr, weighted_ptr, out_squares_ptr, parts_ptr, arrived_ptr,
+    rows, outputs, norm_tiles, eps,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, INPUTS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr, LINES: tl.constexpr, DEPENDENT: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """N outputs of all rows; of SPLITS programs for these, the last to arrive adds up."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    r, i = tl.arange(0, M), tl.arange(0, K)
+    o = tile * N + tl.arange(0, N)
+    inside = r < rows
+    first, last = INPUTS // K * split // SPLITS, INPUTS // K * (split + 1) // SPLITS
+    if DEPENDENT:
+        if LINES > 0:
+            _prefetch(weight_ptr, o, first * K, last * K, INPUTS, LINES)
+            if GATED:
+                _prefetch(weight_ptr + outputs * INPUTS, o, first * K, last * K, INPUTS, LINES)
+        gdc_wait()
+        gdc_launch_dependents()
+    x_ptrs = x_ptr + r[None, :] * INPUTS + i[:, None]
+    weight_ptrs = weight_ptr + o[:, None] * INPUTS + i[None, :]
+    acc, up = tl.zeros([N, M], tl.float32), tl.zeros([N, M], tl.float32)
+    for step in range(first, last):
+        x = tl.load(x_ptrs + step * K, mask=inside[None, :], other=0.0)
+        acc = tl.dot(tl.load(weight_ptrs + step * K), x, acc)
+        if GATED:
+            up = tl.dot(tl.load(weight_ptrs + outputs * INPUTS + step * K), x, up)
+    if SPLITS > 1:
+        parts = parts_ptr + tile * SPLITS * N * M
+        place = tl.arange(0, N)[:, None] * M + r[None, :]
+        tl.store(parts + split * N * M + place, acc)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrived_ptr + tile, 0)
+        acc = tl.zeros([N, M], tl.float32)
+        for part in tl.static_range(SPLITS):  # others' parts are in L2, not in L1
+            acc += tl.load(parts + part * N * M + place, cache_modifier=".cg")
+    kind = x_ptr.dtype.element_ty
+    if HAS_NORM:
+        t = tl.arange(0, T)
+        seen = (t < norm_tiles)[:, None] & inside[None, :]
+        squares = tl.load(squares_ptr + t[:, None] * rows + r[None, :], mask=seen, other=0.0)
+        scale = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
+        acc *= scale[None, :]
+        up *= scale[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + o).to(tl.float32)[:, None]
+    out = acc.to(kind)
+    if GATED:
+        out = _gated(out, up.to(kind))
+    at = r[None, :] * outputs + o[:, None]
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + at, mask=inside[None, :], other=0.0)
+        out = (out.to(tl.float32) + residual.to(tl.float32)).to(kind)
+        _leave_for_norm(out, o, at, inside, r, rows, tile, norm_ptr, weighted_ptr, out_squares_ptr)
+    tl.store(out_ptr + at, out, mask=inside[None, :])
+
+
+@triton.jit
+def _leave_for_norm(hidden, o, at, inside, r, rows, tile, norm_ptr, weighted_ptr, squares_ptr):
+    """What a linear layer behind the next norm reads: a tile's (outputs, rows) of it."""
+    wide = hidden.to(tl.float32)
+    weighted = wide * tl.load(norm_ptr + o).to(tl.float32)[:, None]
+    tl.store(weighted_ptr + at, weighted.to(hidden.dtype), mask=inside[None, :])
+    tl.store(squares_ptr + tile * rows + r, tl.sum(wide * wide, 0), mask=inside)
+
+
+@triton.jit
+def _prefetch(weight_ptr, o, first, last, INPUTS: tl.constexpr, LINES: tl.constexpr):
+    """Ask for a tile's weights, one cache line (64 of them) at a time, and do not wait."""
+    line = first + 64 * tl.arange(0, LINES)
+    line = tl.minimum(line, last - 64)
+    places = (weight_ptr + o[:, None] * INPUTS + line[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], tl.int32, False, 1
+    )
+
+
+@triton.jit
+def _gated(gate, up):
+    """Rounded where separate operations would round."""
+    silu = gate.to(tl.float32) * tl.sigmoid(gate.to(tl.float32))
+    return (silu.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
+def _gate_each(both_ptr, out_ptr, outputs, BLOCK: tl.constexpr):
+    """One row's (gate, up), computed before, to their gated product."""
+    row, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < outputs
+    gate = tl.load(both_ptr + row * 2 * outputs + o, mask=inside)
+    up = tl.load(both_ptr + row * 2 * outputs + outputs + o, mask=inside)
+    tl.store(out_ptr + row * outputs + o, _gated(gate, up), mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    hidden_ptr, delta_ptr, norm_ptr, sum_ptr, out_ptr, size, eps,
+    SIZE: tl.constexpr, HAS_DELTA: tl.constexpr,
+):  # fmt: skip
+    """A row's sum of hidden states and what a layer adds to them, and its RMS norm."""
+    row, n = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
+    inside = n < size
+    hidden = tl.load(hidden_ptr + row * size + n, mask=inside, other=0.0)
+    if HAS_DELTA:
+        delta = tl.load(delta_ptr + row * size + n, mask=inside, other=0.0)
+        hidden = (hidden.to(tl.float32) + delta.to(tl.float32)).to(hidden.dtype)
+        tl.store(sum_ptr + row * size + n, hidden, mask=inside)
+    wide = hidden.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    weight = tl.load(norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    out = normed.to(hidden.dtype).to(tl.float32) * weight
+    tl.store(out_ptr + row * size + n, out.to(hidden.dtype), mask=inside)
+
+
+@triton.jit
+def _for_norm(
+    hidden_ptr, norm_ptr, weighted_ptr, squares_ptr, rows, size, M: tl.constexpr, N: tl.constexpr
+):
+    """What `_leave_for_norm` leaves, of hidden states that no linear layer computed."""
+    tile = tl.program_id(0)
+    r, o = tl.arange(0, M), tile * N + tl.arange(0, N)
+    at = r[None, :] * size + o[:, None]
+    hidden = tl.load(hidden_ptr + at, mask=(r < rows)[None, :], other=0.0)
+    _leave_for_norm(hidden, o, at, r < rows, r, rows, tile, norm_ptr, weighted_ptr, squares_ptr)
+
+
+class Tiles(NamedTuple):
+    """How a product is divided: outputs of a program, how many share them, and how it is run."""
+
+    outputs: int
+    splits: int = 1
+    inputs: int = INPUT_TILE
+    warps: int = 4
+    stages: int = 4
+    prefetch: int = 0
+    """Cache lines of each output's weights that are asked for before the kernel's turn."""
+
+
+# Measured on one H200 with the shapes of Qwen2.5-0.5B, -1.5B and -3B.
+
+
+def norm_tiles(rows: int) -> Tiles:
+    return Tiles(16, warps=4 if rows <= 16 else 2, stages=6, prefetch=4)
+
+
+def gated_tiles() -> Tiles:
+    return Tiles(64, inputs=64, stages=3)
+
+
+def residual_tiles(rows: int, inputs: int, outputs: int) -> Tiles:
+    """With many inputs a few programs share each tile's outputs: there are few of these."""
+    if inputs < 2 * outputs:
+        return norm_tiles(rows)
+    return Tiles(32, splits=8) if outputs < 2048 else Tiles(32, splits=4, warps=2)
+
+
+def launch(
+    x: Tensor | Normed,
+    weight: Tensor,
+    tiles: Tiles,
+    *,
+    bias: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    next_norm: Tensor | None = None,
+    dependent: bool = True,
+) -> tuple[Tensor, Normed | None]:
+    """x @ weight.T for few rows. With `residual` that is added, and what `next_norm` needs left."""
+    source, squares = x if isinstance(x, Normed) else (x, None)
+    rows, inputs = source.shape
+    outputs = len(weight) // 2 if gated else len(weight)
+    assert source.is_contiguous() and weight.is_contiguous() and weight.shape[1] == inputs
+    assert (
+        inputs % INPUT_TILE == 0
+        and outputs % tiles.outputs == 0
+        and (tiles.splits == 1 or not gated)
+    )
+    padded = max(16, triton.next_power_of_2(rows))
+    out = source.new_empty(rows, outputs)
+    left = None
+    if residual is not None:
+        assert residual.is_contiguous()
+        sums = torch.empty(outputs // tiles.outputs, rows, device=source.device)
+        left = Normed(torch.empty_like(out), sums)
+    parts = arrival = out
+    if tiles.splits > 1:
+        size = outputs * tiles.splits * padded
+        parts, arrival = torch.empty(size, device=source.device), arrival_counters(source.device)
+    kernel: Any = _linear  # called as kernel[grid](...), which its type does not know
+    kernel[outputs // tiles.outputs, tiles.splits](
+        source, out if squares is None else squares, weight, out if bias is None else bias,
+        out if residual is None else residual, out,
+        out if next_norm is None else next_norm, *(left or (out, out)), parts, arrival,
+        rows, outputs, 0 if squares is None else len(squares), eps,
+        M=padded, N=tiles.outputs, K=tiles.inputs, INPUTS=inputs, SPLITS=tiles.splits,
+        HAS_NORM=squares is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        GATED=gated, LINES=tiles.prefetch, DEPENDENT=dependent,
+        T=16 if squares is None else triton.next_power_of_2(len(squares)),
+        num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=dependent,
+    )  # fmt: skip
+    return out, left
+
+
+def for_norm(hidden: Tensor, norm: Tensor) -> Normed:
+    """What a linear layer behind this norm reads of these hidden states."""
+    rows, size = hidden.shape
+    left = Normed(
+        torch.empty_like(hidden), torch.empty(size // NORM_TILE, rows, device=hidden.device)
+    )
+    kernel: Any = _for_norm
+    kernel[size // NORM_TILE,](
+        hidden, norm, *left, rows, size,
+        M=max(16, triton.next_power_of_2(rows)), N=NORM_TILE, num_warps=4,
+    )  # fmt: skip
+    return left
+
+
+def add_norm(
+    hidden: Tensor, delta: Tensor | None, norm: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """hidden + delta, and the RMS norm of that."""
+    rows, size = hidden.shape
+    total = hidden if delta is None else torch.empty_like(hidden)
+    out = torch.empty_like(hidden)
+    kernel: Any = _add_norm
+    kernel[rows,](
+        hidden, hidden if delta is None else delta, norm, total, out, size, eps,
+        SIZE=triton.next_power_of_2(size), HAS_DELTA=delta is not None, num_warps=4,
+    )  # fmt: skip
+    return total, out
+
+
+def gate_each(both: Tensor) -> Tensor:
+    """(rows, 2 * outputs) of gate and up to silu(gate) * up."""
+    rows, outputs = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(rows, outputs)
+    kernel: Any = _gate_each
+    kernel[rows, triton.cdiv(outputs, 1024)](both, out, outputs, BLOCK=1024, num_warps=4)
+    return out
+
+
+@torch.library.custom_op("groupwise::gated_product", mutates_args=())
+def gated_product(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., inputs) and the (2 * outputs, inputs) weights of gate and up to (..., outputs)."""
+    outputs, inputs = weight.shape[0] // 2, weight.shape[1]
+    flat = x.reshape(-1, inputs).contiguous()
+    if len(flat) > FEW_GATED_ROWS:
+        out = gate_each(F.linear(flat, weight))
+    else:
+        out, _ = launch(flat, weight, gated_tiles(), gated=True, dependent=False)
+    return out.view(*x.shape[:-1], outputs)
+
+
+@gated_product.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] // 2)

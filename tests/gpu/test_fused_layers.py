@@ -1,0 +1,110 @@
+"""Decoder layers by our own kernels, and log-probs by ours, against the same in float64."""
+
+import importlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines import generate
+from groupwise.policy.load import make_policy
+from groupwise.policy.token_logprobs import plain_logprobs, token_logprobs
+from groupwise.rollout.native.engine import NativeEngine
+from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
+from groupwise.types import Request, Sampling
+from small_models import random_model, tokenizer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+SIZES = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4}
+
+
+def gap(ours: Tensor, expected: Tensor) -> float:
+    return ((ours.double() - expected).norm() / expected.norm()).item()
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) / 4
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("rows", [1, 17, 64])
+def test_linear_layers_with_norm_gate_and_residual(rows: int, splits: int, dependent: bool) -> None:
+    kernels = importlib.import_module("groupwise.rollout.native.linear_kernel")
+    torch.manual_seed(0)
+    hidden, norm, weight, bias = random(rows, 256), random(256), random(384, 256), random(384)
+    normed = F.rms_norm(hidden.double(), (256,), norm.double(), 1e-6)
+    left = kernels.for_norm(hidden, norm)
+    out, _ = kernels.launch(
+        left, weight, kernels.norm_tiles(rows), bias=bias, eps=1e-6, dependent=dependent
+    )
+    assert gap(out, F.linear(normed, weight.double(), bias.double())) < 1e-2
+    gated, _ = kernels.launch(
+        left, random(2 * 384, 256), kernels.gated_tiles(), eps=1e-6, gated=True
+    )
+    assert gated.shape == (rows, 384)
+    down, next_norm = random(256, 384), random(256)
+    tiles = kernels.Tiles(32, splits)
+    options = {"residual": hidden, "next_norm": next_norm, "dependent": dependent}
+    kernels.launch(out, down, tiles, **options)  # counters are zero again after it
+    total, left = kernels.launch(out, down, tiles, **options)
+    expected = F.linear(out.double(), down.double()) + hidden.double()
+    assert gap(total, expected) < 1e-2
+    assert gap(left.weighted, expected * next_norm.double()) < 1e-2
+    assert gap(left.squares.sum(0), expected.pow(2).sum(-1)) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [(1, 3), (12, 8)])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+def test_sampled_log_probs_are_those_of_the_models_own_layers(
+    family: str, rows: tuple[int, int]
+) -> None:
+    policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
+    assert isinstance(fused_layers(policy), FusedLayers)
+    requests = [Request((5, 6, 7 + i), tuple(range(rows[1]))) for i in range(rows[0])]
+    engine = NativeEngine(policy, 128, compile_layers=True)
+    for request, answers in zip(requests, generate(engine, requests, Sampling(40)), strict=True):
+        for answer in answers:
+            tokens = torch.tensor([request.prompt_tokens + answer.tokens], device="cuda")
+            logprobs = policy.model(tokens).logits[0].float().log_softmax(-1)
+            own = logprobs[2:-1].gather(-1, tokens[0, 3:, None]).squeeze(-1)
+            assert (own.cpu() - torch.tensor(answer.logprobs)).abs().mean() < 0.05
+    assert isinstance(engine.graphs and engine.graphs.layers, FusedLayers)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_layers_of_another_kind_are_left_to_the_compiler(family: str) -> None:
+    policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
+    assert fused_layers(policy) is None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, "each"])
+@pytest.mark.parametrize("entropy_grad", [False, True])
+@pytest.mark.parametrize("vocab", [100, 4096, 151_936])
+def test_log_probs_entropies_and_gradients(
+    vocab: int, entropy_grad: bool, temperature: float | str
+) -> None:
+    torch.manual_seed(0)
+    rows = 300
+    own = torch.rand(rows, device="cuda") + 0.5 if temperature == "each" else float(temperature)
+    hidden = torch.randn(rows, 64, device="cuda", requires_grad=True)
+    weight = torch.randn(vocab, 64, device="cuda", requires_grad=True)
+    targets = torch.randint(0, vocab, (rows,), device="cuda")
+    size = {"vocab": vocab, "chunk_logits": 128 * vocab, "entropy_grad": entropy_grad}
+    ours = token_logprobs(hidden, lambda h: h @ weight.T, targets, own, **size)
+    logits = hidden.double() @ weight.double().T
+    expected = plain_logprobs(logits, targets, own, entropy_grad)
+    weights = torch.randn(2, rows, device="cuda")
+    losses = []
+    for logprobs, entropies in (ours, expected):
+        loss = (logprobs * weights[0]).sum()
+        losses.append(loss + (entropies * weights[1]).sum() if entropy_grad else loss)
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=1e-3)
+    grads = (torch.autograd.grad(loss, (hidden, weight)) for loss in losses)
+    for mine, theirs in zip(*grads, strict=True):
+        assert gap(mine, theirs) < 1e-3
