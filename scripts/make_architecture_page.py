@@ -64,6 +64,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "types": "the nouns: `Problem`, `Completion`, `Group`, ...",
         "extensions": "functions and classes from outside: how they are found and marked",
         "secrets": "keys and tokens masked in whatever is shown or stored",
+        "hub": "whether the Hugging Face hub answers, asked once; what is cached where it does not",
         "errors": "what a user can fix",
     },
 }

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from groupwise.config import Config, Servers
 from groupwise.errors import GroupwiseError, RewardError
+from groupwise.hub import HUB_SECONDS, ask_hub
 
-HUB_SECONDS = 3.0
 DISK_GB = 5.0
 """Checkpoints of the smallest real model and its download need about so much."""
 MEMORY_GB = 2.0
@@ -197,24 +197,12 @@ def compiler(on_cuda: bool) -> Iterator[Line]:
 
 
 def hub() -> Line:
-    """Asked once, with a short time-out. Being offline is no fault."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return Line("note", "hub", "HF_HUB_OFFLINE is set: only what is cached can be used")
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
-    address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    try:
-        if not address.startswith(("https://", "http://")):
-            raise ValueError("HF_ENDPOINT must start with https://")
-        with urlopen(Request(address, method="HEAD"), timeout=HUB_SECONDS):
-            return Line("ok", "hub", f"{address} answers")
-    except HTTPError as error:
-        text = f"{address} answers with an error ({error.code} {error.reason})"
-        return Line("note", "hub", f"{text}: only what is cached can be used")
-    except (OSError, ValueError) as error:
-        text = f"{address} cannot be reached ({error}): only what is cached can be used"
-        return Line("note", "hub", text, "get online, or use folders for model: and task.path")
+    """Being offline is no fault."""
+    answer = ask_hub()
+    if answer.online:
+        return Line("ok", "hub", answer.text)
+    text = f"{answer.text}: only what is cached can be used"
+    return Line("note", "hub", text, "get online, or use folders for model: and task.path")
 
 
 def code_sandbox(config: Config) -> Line:

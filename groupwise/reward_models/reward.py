@@ -72,17 +72,29 @@ def _build(
 
 @dataclass(frozen=True)
 class ScoreReward:
-    """A scalar or CoT-aware model's score of each answer."""
+    """A scalar or CoT-aware model's score of each answer.
+
+    On a CPU, where runs repeat to the bit, group by group: which groups are scored in one call
+    depends on time, and how a score is rounded on the batch that it is computed in.
+    """
 
     reward_model: RewardModel
     batch_size: int
     output: Output
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> Iterator[float]:
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], group_ids: Sequence[int]
+    ) -> Iterator[float]:
         answers = [as_answer(completion) for completion in completions]
-        yield from score_answers(
-            self.reward_model, prompts, answers, batch_size=self.batch_size, output=self.output
-        )
+        on_cpu = self.reward_model.device.type == "cpu"
+        for part in by_group(group_ids) if on_cpu else [slice(None)]:
+            yield from score_answers(
+                self.reward_model,
+                prompts[part],
+                answers[part],
+                batch_size=self.batch_size,
+                output=self.output,
+            )
 
 
 @dataclass(frozen=True)
@@ -97,12 +109,23 @@ class PreferenceReward:
         self, prompts: Sequence[Any], completions: Sequence[Any], group_ids: Sequence[int]
     ) -> Iterator[float]:
         answers = [as_answer(completion) for completion in completions]
-        for _, members in itertools.groupby(range(len(answers)), key=lambda i: group_ids[i]):
-            indices = list(members)
-            texts = [answers[i] for i in indices]
+        for part in by_group(group_ids):
             yield from mean_wins_of(
-                self.reward_model, prompts[indices[0]], texts, self.batch_size, self.threshold
+                self.reward_model,
+                prompts[part.start],
+                answers[part],
+                self.batch_size,
+                self.threshold,
             )
+
+
+def by_group(group_ids: Sequence[int]) -> Iterator[slice]:
+    """Where each group is: [7, 7, 9] gives slice(0, 2), slice(2, 3)."""
+    start = 0
+    for _, members in itertools.groupby(group_ids):
+        end = start + len(list(members))
+        yield slice(start, end)
+        start = end
 
 
 def mean_wins_of(

@@ -27,6 +27,7 @@ BUILTIN = {
     "heuristic": "groupwise.rewards.heuristics:heuristic",
     "reasoned": "groupwise.rewards.heuristics:reasoned",
     "cot_bonus": "groupwise.rewards.cot:cot_bonus",
+    "reasoning_quality": "groupwise.rewards.cot:reasoning_quality",
     "step_clarity": "groupwise.rewards.cot:step_clarity",
     "repetition": "groupwise.rewards.limits:repetition",
     "language": "groupwise.rewards.limits:language",

@@ -106,10 +106,10 @@ def cot_bonus(completion: str) -> float:
     return tenths / 10
 
 
-def reasoning_quality(text: str) -> float:
+def reasoning_quality(completion: str) -> float:
     """From 0 to 1: 0.4 for three numbered steps, 0.4 for two calculations if all are right, 0.2 for
     three different reasoning words; parts of it for parts of that."""
-    features = cot_features(text)
+    features = cot_features(completion)
     all_calculations = features.right_calculations + features.wrong_calculations
     share_right = features.right_calculations / all_calculations if all_calculations else 0.0
     return (

@@ -5,10 +5,13 @@ out, since problems are stored with the answers to them.
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from groupwise.config import HubTask
 from groupwise.errors import DataError
+from groupwise.hub import hub_or_cache
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.jsonl import Row, task_of
 
@@ -31,7 +34,8 @@ def load_splits(
     import datasets  # half a second and much memory, for this kind of task alone
 
     try:
-        return datasets.load_dataset(path, name, revision=revision)  # pyright: ignore[reportReturnType]
+        with nullcontext() if Path(path).exists() else hub_or_cache():
+            return datasets.load_dataset(path, name, revision=revision)  # pyright: ignore[reportReturnType]
     # Without network, with a wrong name or with a broken file, this raises anything from
     # ConnectionError to errors of four other libraries. None of them is a bug of ours.
     except Exception as error:

@@ -11,6 +11,7 @@ from urllib.error import URLError
 import pytest
 from typer.testing import CliRunner
 
+from groupwise import hub
 from groupwise.check import doctor
 from groupwise.check.doctor import Line, needed_extras
 from groupwise.cli.main import app
@@ -95,8 +96,10 @@ def test_being_offline_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
         raise URLError("no route")
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("groupwise.hub.urlopen", refuse)
+    hub._asked.cache_clear()
     assert doctor.hub().status == "note" and "no route" in doctor.hub().text
+    hub._asked.cache_clear()
 
 
 def test_a_full_disk_and_little_memory_are_fixes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,15 +51,20 @@ def test_a_recipe_says_what_it_is_and_all_its_presets_load(name: str) -> None:
 
 # The numbers that each system is known by.
 NUMBERS = {
+    "neural_reward": "model=EleutherAI/gpt-neo-125m",
+    "cot_reward": "model=EleutherAI/gpt-neo-125m",
     "qwen_gpu": "rollout.max_prompt_tokens=256 rollout.max_completion_tokens=128 "
     "batch.group_size=4 algorithm.kl_weight=0.01 optimizer.lr=5e-6 precision=bf16 "
-    "gradient_checkpointing=true task.train_size=100 batch.prompts=2 optimizer.schedule=linear",
+    "gradient_checkpointing=true task.train_size=100 batch.prompts=2 optimizer.schedule=linear "
+    "model=Qwen/Qwen2.5-0.5B",
     "qwen_cpu": "rollout.max_prompt_tokens=128 rollout.max_completion_tokens=64 batch.prompts=1 "
     "batch.group_size=2 algorithm.kl_weight=0.01 optimizer.lr=5e-6 precision=fp32 "
-    "task.train_size=10",
+    "task.train_size=10 model=Qwen/Qwen2.5-0.5B",
     "llama3_8b": "precision=bf16 batch.prompts=1 batch.group_size=2 optimizer.betas=[0.9,0.95] "
-    "gradient_checkpointing=offload adapter.kind=lora clear_cache=true",
-    "cot_deepspeed": "precision=fp16 optimizer.offload=true gradient_checkpointing=true",
+    "gradient_checkpointing=offload adapter.kind=lora clear_cache=true "
+    "model=meta-llama/Meta-Llama-3-8B-Instruct",
+    "cot_deepspeed": "precision=fp16 optimizer.offload=true gradient_checkpointing=true "
+    "model=EleutherAI/gpt-neo-125m",
     "preference": "batch.group_size=2 batch.prompts=64 rollout.temperature_spread=[0.7,1.3] "
     "algorithm.kl_weight=0.1 batch.epochs=3 batch.minibatches=16 optimizer.lr=1e-5 "
     "optimizer.schedule=cosine optimizer.clip_norm=1.0 eval.every=200 checkpoint.every=500 "
@@ -68,19 +73,24 @@ NUMBERS = {
     "batch.prompts=16 batch.group_size=4 optimizer.lr=1e-6 algorithm.kl_weight=0.001 "
     "rollout.temperature=1.0 rollout.top_p=0.999 rollout.max_completion_tokens=1024 "
     "optimizer.clip_norm=1.0 eval.every=25 eval.temperature=0.3 checkpoint.every=50 "
-    "model=Qwen/Qwen2.5-3B",
+    "model=Qwen/Qwen2.5-3B steps=1000 algorithm.kl_estimator=k3 distributed.kind=zero2 "
+    "optimizer.betas=[0.9,0.999] optimizer.weight_decay=0.0 eval.problems=500",
     "grpo_zero": "algorithm.kl_weight=0.0 batch.prompts=32 batch.group_size=8 optimizer.lr=1e-5 "
-    "rollout.max_completion_tokens=1024 optimizer.offload=true algorithm.mask_truncated=true",
+    "rollout.max_completion_tokens=1024 optimizer.offload=true algorithm.mask_truncated=true "
+    "model=Qwen/Qwen2.5-3B-Instruct task.numbers=[3,4] task.test_size=128 eval.every=10 "
+    "eval.problems=128 checkpoint.every=100 optimizer.clip_norm=1.0 optimizer.weight_decay=0.0",
     "simple_grpo": "batch.prompts=5 batch.group_size=8 rollout.temperature=0.9 "
     "rollout.max_completion_tokens=700 algorithm.kl_weight=0.04 algorithm.clip_low=0.2 "
-    "optimizer.lr=1e-6 model=Qwen/Qwen2.5-7B",
+    "optimizer.lr=1e-6 model=Qwen/Qwen2.5-7B algorithm.clip_high=0.2 checkpoint.every=200",
     "lm_book": "batch.prompts=4 batch.group_size=16 rollout.max_completion_tokens=500 "
     "algorithm.kl_weight=0.04 optimizer.lr=5e-6 algorithm.clip_low=0.1 algorithm.clip_high=0.1 "
-    "optimizer.clip_norm=0.1 reference.kind=copied gradient_checkpointing=true",
+    "optimizer.clip_norm=0.1 reference.kind=copied gradient_checkpointing=true steps=500 "
+    "model=Qwen/Qwen2.5-0.5B-Instruct",
     "cookbook": "quantization=nf4 adapter.rank=16 adapter.alpha=32 adapter.dropout=0.1 "
     "adapter.targets=[q_proj,v_proj] optimizer.lr=5e-6 rollout.max_prompt_tokens=1024 "
     "rollout.max_completion_tokens=1024 optimizer.clip_norm=0.1 tracking.trackio=true "
-    "steps=50 task.train_size=1000",
+    "steps=50 task.train_size=1000 batch.prompts=2 batch.group_size=8 "
+    "model=Qwen/Qwen2.5-3B-Instruct",
 }
 
 
@@ -89,6 +99,23 @@ def test_a_recipe_keeps_the_numbers_of_its_system(name: str) -> None:
     """Written as overrides: applying them must change nothing."""
     for override in NUMBERS[name].split():
         assert load_recipe(name, [override]) == load_recipe(name), override
+
+
+def test_rewards_have_the_weights_and_options_of_their_system() -> None:
+    def rewards(name: str) -> dict[str, tuple[float, dict[str, object]]]:
+        return {r.name: (r.weight, r.options) for r in load_recipe(name).rewards}
+
+    assert rewards("grpo_zero") == {"grpo_zero_format": (0.1, {}), "equation": (1.0, {})}
+    assert rewards("nano_aha_moment") == {"nano_format": (1.0, {}), "equation": (1.0, {})}
+    assert [weight for weight, _ in rewards("cookbook").values()] == [1.0] * 4
+    assert rewards("preference")["reasoned"] == (1.0, {})
+    _, options = rewards("preference")["model:runs/preference_model"]
+    assert options == {"threshold": 0.1, "batch_size": 16}
+
+
+def test_the_lm_books_script_is_a_preset() -> None:
+    script = load_recipe("lm_book", preset="original")
+    assert (script.batch.epochs, script.reference.every, script.steps) == (1, 500, 500)
 
 
 def test_the_cookbooks_presets_have_its_sizes() -> None:
@@ -109,7 +136,7 @@ def test_the_systems_that_run_in_several_processes_start_them_by_a_preset() -> N
     whole = load_recipe("simple_grpo", preset="original")
     assert (whole.reference.kind, whole.place.kind) == ("process", "processes")
     assert whole.timing.model_dump()["publish_every"] == 16
-    assert whole.distributed.kind == "zero2"
+    assert (whole.distributed.kind, whole.distributed.bucket_size) == ("zero2", 200_000_000)
     large = load_recipe("llama3_8b", preset="deepspeed").distributed
     assert (large.kind, large.bucket_size) == ("zero2", 50_000_000)
     for stage in (0, 1, 3):

@@ -60,6 +60,14 @@ def scores(folder: str, problems: list[Problem], texts: list[str], **options: An
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_group_scores_to_the_bit_as_alone(kind: Kind, folders: dict[Kind, str]) -> None:
+    """Which groups are scored in one call depends on time, and a run must not."""
+    alone = scores(folders[kind], [CHAT] * 3, ANSWERS[:3])
+    beside = [*[SUM] * len(ANSWERS), *[CHAT] * 3]
+    assert scores(folders[kind], beside, [*ANSWERS, *ANSWERS[:3]])[-3:] == alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_answer_gets_a_finite_score_and_a_saved_model_gives_the_same(
     kind: Kind, folders: dict[Kind, str]
 ) -> None:

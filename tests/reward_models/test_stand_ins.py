@@ -7,6 +7,7 @@ import pytest
 from groupwise.errors import ModelError
 from groupwise.reward_models.model import STAND_INS, load_reward_model
 from groupwise.reward_models.predict import score_answers
+from groupwise.reward_models.reward import mean_wins_of
 
 
 @pytest.mark.parametrize("name", STAND_INS)
@@ -26,6 +27,12 @@ def test_a_stand_in_tells_answers_apart_and_is_the_same_again() -> None:
         for _ in range(2)
     )
     assert first == again and len({round(score, 3) for score in first}) == 3
+
+
+def test_the_preferring_one_does_not_only_tie() -> None:
+    answers = ["<think>3+4=7</think><answer>7</answer>", "<think></think><answer>9</answer>", "7"]
+    wins = mean_wins_of(load_reward_model("tiny-preference", "cpu"), "What is 3+4?", answers, 16)
+    assert max(wins) > 0.55 and min(wins) < 0.45 and sum(wins) == pytest.approx(1.5)
 
 
 def test_its_limits_are_checked_like_any_other() -> None:

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 
 from groupwise.config import MathTask
@@ -48,6 +50,19 @@ def test_math_is_read_from_json_lines_and_validation_is_split_off(tmp_path: Path
     for problem in [*task.train, *task.validation, *task.test]:
         assert task.correct(problem.columns["solution"], problem.columns["answer"])
         assert not task.correct(r"so \boxed{-77}", problem.columns["answer"])
+
+
+def test_math_comes_from_the_hub_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(*arguments: Any, **named: Any) -> datasets.DatasetDict:
+        asked.append((arguments, named))
+        splits = {name: rows(20) for name in ("train", "test")}
+        return datasets.DatasetDict({k: datasets.Dataset.from_list(v) for k, v in splits.items()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert len(math.build(MathTask()).test) == 20
+    assert asked == [(("DigitalLearningGmbH/MATH-lighteval", "default"), {"revision": None})]
 
 
 def test_math_is_read_from_its_own_folders(tmp_path: Path) -> None:

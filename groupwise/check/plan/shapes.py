@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupwise.errors import ModelError
+from groupwise.hub import hub_or_cache
 from groupwise.policy.resolve import resolve_model
 
 PREFIX = "shape:"
@@ -150,7 +151,8 @@ def read_config(source: str) -> Mapping[str, Any]:
         if not folder.is_dir():
             from huggingface_hub import hf_hub_download
 
-            path = pathlib.Path(hf_hub_download(source, "config.json"))
+            with hub_or_cache():
+                path = pathlib.Path(hf_hub_download(source, "config.json"))
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

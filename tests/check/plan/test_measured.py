@@ -23,8 +23,8 @@ def test_memory_is_within_a_tenth(step: Step) -> None:
 
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
 def test_seconds_are_within_a_factor_of_one_and_a_half(step: Step) -> None:
-    """Of two for records of slower code, from before its update stopped waiting for the host."""
-    factor = 1.5 if step.dated else 2
+    """More for records of slower code, from before its update stopped waiting for the host."""
+    factor = 1.5 if step.dated else 2.5
     assert 1 / factor < step.plan.seconds["sampling"] / step.sampling < factor
     assert 1 / factor < step.planned_update / step.update < factor
 
