@@ -293,7 +293,7 @@ def finish(
     replace_folder(run.path / "model", write)
     with writing(run.path):
         if steps:
-            save_curve(steps, run.path / "reward.png")
+            save_curve(steps, run.path / "reward.png", state.before)
         write_report(run.path, summary)
         save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
