@@ -194,7 +194,7 @@ class RunFolder:
             remove(rollouts_file(self.path, old))
 
     def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None:
-        """What each held-out problem came to, `before` or `after` training, one a line."""
+        """What each test problem came to, `before` or `after` training, one a line."""
         path = self.path / "eval" / f"{moment}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)

@@ -161,7 +161,7 @@ def run_to_the_end(
     own_trackers: Sequence[Tracker] = (),
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> Result:
-    """From where `state` stands: the loop, between two held-out evaluations."""
+    """From where `state` stands: the loop, between two evaluations on the test problems."""
     config = parts.config
     run.rewind(state.step, logged=state.step - len(state.held))
     if not quiet:
@@ -262,7 +262,7 @@ def make_state(
 def finish(
     parts: Parts, state: TrainState, run: RunFolder, quiet: bool, stopped: str | None = None
 ) -> Result:
-    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve.
+    """Last checkpoint, evaluation on test problems, the model folder, the summary and the curve.
 
     `stopped` says why a callback ended the run before its last step.
     """

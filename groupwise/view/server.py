@@ -73,7 +73,7 @@ class Viewer:
         )
 
     def summary(self, request: Request) -> Any:
-        """Held-out metrics before and after training, and where the run is."""
+        """Metrics of the test problems before and after training, and where the run is."""
         run = self._run(request)
         summary = run.summary()
         return {

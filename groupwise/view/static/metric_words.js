@@ -23,7 +23,7 @@ const WORDS = {
   "eval/accuracy": ["Evaluation accuracy", "share of greedy answers judged right, on problems that are not trained on; the first point is before training"],
   "eval/reward": ["Evaluation reward", "mean reward of greedy answers to problems that are not trained on"],
   "eval/sampled": ["Evaluation accuracy, sampled", "share of sampled answers judged right, on problems that are not trained on"],
-  no_spread: ["Groups without spread", "share of groups whose answers all scored the same: nothing to learn from"],
+  no_spread: ["No-spread groups", "share of groups whose answers all scored the same: nothing to learn from"],
   kl: ["KL to the reference", "distance from the reference model, per token"],
   entropy: ["Entropy", "how undecided the policy is, in nats per token"],
   ratio: ["Ratio", "policy now over policy that sampled, per token"],

@@ -45,7 +45,7 @@ export function overview(frame, _, query) {
   const axisHolder = el("span", {});
   const whole = el("button", { hidden: !view.range, on: { click: () => zoom(null) } }, "Show all steps");
   const bar = el("div", { class: "bar" }, search, labelled("Over", axisHolder), labelled("Smoothing", slider), labelled("Log scale", log, "tick"), seeds, whole,
-    el("span", { class: "faint wide hint" }, "drag to zoom, double-click to go back"));
+    el("span", { class: "faint wide hint" }, "drag a chart to zoom"));
 
   function drawAxes() {
     const known = axesOf(frame.shown());
