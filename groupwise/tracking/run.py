@@ -93,6 +93,11 @@ class RunFolder:
     def checkpoints(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
+    def weight_folders(self) -> list[pathlib.Path]:
+        """Wherever the run keeps weights: some may be the same."""
+        saved = sorted(self.checkpoints.glob("step-??????/model"))
+        return [*saved, self.path / "model", self.path / "best"]
+
     @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None while there is training left to do."""

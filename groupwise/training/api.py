@@ -267,7 +267,7 @@ def finish(
     `stopped` says why a callback ended the run before its last step.
     """
     config = parts.config
-    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
     with _status("evaluating on the test problems, after training", quiet):
         held_out = parts.evaluate("test")
     after = held_out.metrics
@@ -297,7 +297,7 @@ def finish(
         write_report(run.path, summary)
         save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
-    link_equal_files([saved / "model", run.path / "model", run.path / "best"])
+    link_equal_files(run.weight_folders())
     if not quiet:
         if steps:
             print_curve([line["reward"] for line in steps])

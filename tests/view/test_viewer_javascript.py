@@ -113,7 +113,7 @@ def test_a_run_is_told_by_its_test_problems_and_where_it_stands() -> None:
     assert "nothing was logged for 2.0 h" in told(silent, before, {})[2]
     states = [run, going, stopped, silent, going | {"last_step": 0, "idle_seconds": None}]
     words = evaluate("standing.js", f"{json.dumps(states)}.map(m.standing)")
-    assert words == ["finished", "training", "stopped", "stopped", "not started"]
+    assert words == ["finished", "training", "stopped", "silent", "not started"]
 
 
 def test_a_difference_is_by_words_and_gives_back_both_texts() -> None:

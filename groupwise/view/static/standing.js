@@ -2,18 +2,19 @@
 
 import { duration } from "./dom.js";
 
-const SILENT = 900;
+const SILENT = 120;
 
-/** "finished", "stopped", "training", "not started" or "cannot be read". */
+/** "finished", "stopped", "silent", "training", "not started" or "cannot be read". */
 export function standing(run) {
   if (run.problem) return "cannot be read";
   if (run.status === "finished") return "finished";
-  if (run.status.startsWith("stopped") || isSilent(run)) return "stopped";
+  if (run.status.startsWith("stopped")) return "stopped";
+  if (isSilent(run)) return "silent";
   return run.last_step ? "training" : "not started";
 }
 
-/** A run that logged nothing for long: it was killed, or its machine was. */
-export function isSilent(run) {
+/** A run that logged nothing for long, for its pace: it was stopped, or it hangs, or evaluates. */
+function isSilent(run) {
   return run.status !== "finished" && run.idle_seconds !== null && run.idle_seconds > Math.max(SILENT, 20 * (run.latest?.seconds || 0));
 }
 

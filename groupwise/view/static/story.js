@@ -3,7 +3,7 @@
 import { ask } from "./api.js";
 import { duration, el, number, percent, redraw } from "./dom.js";
 import { metricsOf } from "./metric_store.js";
-import { isSilent, standing } from "./standing.js";
+import { standing } from "./standing.js";
 import { visibleLine } from "./visible_text.js";
 
 const MOODS = { finished: "good", training: "accent", "cannot be read": "bad" };
@@ -90,7 +90,7 @@ function course(run, spent) {
   const time = spent ? ` in ${duration(spent)}` : "";
   if (run.status === "finished") return `Finished ${run.planned_steps === run.last_step ? `all ${run.last_step} steps` : `at step ${run.last_step}${of}`}${time}.`;
   if (run.status.startsWith("stopped")) return `Stopped at step ${run.last_step}${of}${visibleLine(run.status.slice("stopped".length))}.`;
-  if (isSilent(run)) return `Stopped at step ${run.last_step}${of}: nothing was logged for ${duration(run.idle_seconds)}. The same command goes on from its last checkpoint.`;
+  if (standing(run) === "silent") return `At step ${run.last_step}${of}, and nothing was logged for ${duration(run.idle_seconds)}. If the run has ended, the same command goes on from its last checkpoint.`;
   const left = (run.planned_steps || 0) - run.last_step;
   return `At step ${run.last_step}${of}${spent && left > 0 ? `, about ${duration((spent / run.last_step) * left)} left` : ""}.`;
 }
