@@ -1,6 +1,16 @@
-"""python -m groupwise is the command `groupwise`."""
+"""The command `groupwise`, which is also `python -m groupwise`."""
 
-from groupwise.cli.main import main
+import sys
+
+
+def main() -> None:
+    try:  # this takes a moment, in which somebody may press Ctrl-C
+        from groupwise.cli.main import main as run
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(3)
+    run()
+
 
 if __name__ == "__main__":
     main()

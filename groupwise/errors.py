@@ -41,8 +41,12 @@ class MissingExtraError(GroupwiseError):
         )
 
 
-class Interrupted(Exception):
-    """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3."""
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3.
+
+    No Exception: nothing on the way may take it for an error of its own, and asyncio lets it out
+    of its tasks.
+    """
 
 
 class RankLost(Exception):

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy accuracy, sampled mean, pass@k, maj@k, format, lengths.
+"""Evaluation: greedy accuracy, sampled mean, pass@k, maj@k, format, lengths.
 
 Accuracy is judged by the task, not by the rewards, so a reward that can be gamed shows up here.
 What each problem came to is kept beside the means, so that two runs can be compared problem by

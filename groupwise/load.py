@@ -342,15 +342,16 @@ def find_rewards(config: Config, task: Task) -> list[Reward]:
 
 
 def describe(config: Config, policy: Policy) -> str:
-    """The choices that `auto` made, and what they cost in memory, in one line."""
+    """The choices that `auto` made, and what they cost in memory: two lines that fit a terminal."""
     cost = footprint(policy.model, config.optimizer)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     quantized = getattr(policy.model, "is_quantized", False)
     held = f"{config.quantization} and {dtype}" if quantized else dtype
-    threads = f" ({torch.get_num_threads()} threads)" if policy.device.type == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f" ({count} thread{'s' * (count > 1)})" if policy.device.type == "cpu" else ""
     return (
         f"{config.model}: {cost.parameters / 1e6:.1f} M parameters, {held} on "
-        f"{policy.device.type}{threads}, {policy.layout.replace('_', '-')} batches; {cost}"
+        f"{policy.device.type}{threads}, {policy.layout.replace('_', '-')} batches\n{cost}"
     )
 
 

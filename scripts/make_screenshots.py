@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from browser import browser, viewer, why_no_browser  # noqa: E402
 from groupwise.view.catalog import run_id  # noqa: E402
 
-EARLY_STEP = 4
+EARLY_STEP = 6
 
 
 def save(page: Any, name: str) -> None:
@@ -35,15 +35,15 @@ def pictures(page: Any, run: str, episodes: str | None) -> None:
     rollouts = f"#/rollouts/{run}/{EARLY_STEP}"
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        go(page, "#/overview", ".chart canvas")
+        go(page, f"#/overview?runs={run}", ".next a")
         save(page, f"overview-{theme}")
         go(page, rollouts, ".answer .token")
         page.locator(".token[class*=heat]:not(.heat-0)").first.hover()
         save(page, f"rollouts-{theme}")
         page.mouse.move(0, 0)
     page.emulate_media(color_scheme="light")
-    go(page, f"#/held-out/{run}", ".pair")
-    save(page, "held-out")
+    go(page, f"#/held-out/{run}", ".table td")
+    save(page, "test")
     if episodes is not None:
         go(page, f"#/rollouts/{episodes}", ".conversation .token")
         save(page, "episode")

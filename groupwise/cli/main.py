@@ -18,6 +18,9 @@ for name in COMMANDS:
     importlib.import_module(f"groupwise.cli.{name}")
 
 
+TYPER_INTERRUPTED = 130
+"""The code that typer exits with after Ctrl-C, in silence."""
+
 # Of a file or folder that the user named: nothing of ours is called so or lies there.
 USERS_TO_FIX = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR,
                 errno.ELOOP, errno.EROFS)  # fmt: skip
@@ -46,12 +49,13 @@ def main() -> None:
         name = masked(shortened(str(error.filename)))
         print(f"error: cannot use {name}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(3)
     except RankLost as lost:
         print(f"error: {lost}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped at once; the last checkpoint is kept", file=sys.stderr)
+    except SystemExit as left:
+        if left.code != TYPER_INTERRUPTED:
+            raise
+        stopped = left.__context__ and left.__context__.__cause__
+        told = isinstance(stopped, Interrupted)
+        print(stopped if told else "stopped at once; what was saved is kept", file=sys.stderr)
         sys.exit(3)

@@ -76,7 +76,7 @@ def reward_fit(
         typer.Option(help="tiny-encoder: whose tokens it reads.", show_default="the run's"),
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longer texts are cut.", min=16)] = None,
-    validation: Annotated[float, typer.Option(help="Share of problems held out.")] = 0.15,
+    validation: Annotated[float, typer.Option(help="Share of problems for validation.")] = 0.15,
     epochs: Annotated[int, typer.Option(help="At most.", min=1)] = 10,
     batch_size: BatchSize = 32,
     lr: Annotated[
@@ -113,7 +113,7 @@ def reward_fit(
             trust_code=trust_code,
         )
     shown = {name: report[name] for name in ("auc", "ece", "best_epoch")}
-    title = f"{kind} reward model on {report['validation_problems']} held-out problems"
+    title = f"{kind} reward model on {report['validation_problems']} validation problems"
     console.print(metrics_table({"judged right": report["accuracy"], **shown}, title))
     console.print(calibration_table(report["calibration"]))
     typer.echo(f'{out}: use it in a recipe as  rewards: [{{name: "model:{out}"}}]')

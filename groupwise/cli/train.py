@@ -66,7 +66,7 @@ def train(
     stop_with_launcher()
     first = os.environ.get("RANK", "0") == "0"
     if first and not quiet:  # importing torch takes seconds: something is to be seen before that
-        typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}")
+        typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}; loading ...")
     summary = _here(chosen.config, folder, quiet)
     if first:
         _finished(folder, summary)

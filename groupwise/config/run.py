@@ -198,7 +198,7 @@ class OptimizerSettings(Settings):
 
 
 class EvalSettings(Settings):
-    """Held-out evaluation, with sampling settings of its own."""
+    """Evaluation: on validation problems while it trains, on test problems before and after."""
 
     every: int = Field(default=0, ge=0)
     """Steps between evaluations on validation problems (0: only before and after)."""

@@ -37,7 +37,8 @@ def print_step(step: Step, console: Console, group: int | None = None) -> None:
     _heading(console, f"1. A problem (group {view.number} of {len(views)})")
     console.print(Panel(printable(view.prompt), style="cyan"), highlight=False)
     _heading(console, f"2. {len(view.answers)} answers, scored")
-    console.print(_answers(view), highlight=False)
+    console.print(_texts(view), highlight=False)
+    console.print(_scores(view), highlight=False)
     _heading(console, "3. Advantages: better or worse than the group")
     console.print(
         f"mean {view.mean:.4f}, std {view.deviation:.4f};  "
@@ -70,16 +71,23 @@ def _heading(console: Console, text: str) -> None:
     console.print(f"\n[bold]{text}[/]", highlight=False)
 
 
-def _answers(view: GroupView) -> Table:
+def _texts(view: GroupView) -> Table:
+    """Above their numbers: beside them 80 columns would leave an answer ten."""
+    table = Table.grid(padding=(0, 2))
+    for index, completion in enumerate(view.group.completions):
+        text = printable(answer_text(completion)[:SHOWN_CHARACTERS])
+        table.add_row(f"[dim]{view.label(index)}[/]", text)
+    return table
+
+
+def _scores(view: GroupView) -> Table:
     names = ("tokens", *map(printable, view.group.scores), "reward", "advantage", "loss share")
-    table = right_table(["#", "answer", *names])
-    table.columns[1].max_width, table.columns[1].justify = 60, "left"
+    table = right_table(["#", *names])
     for index, completion in enumerate(view.group.completions):
         scores = [values[index] for values in view.group.scores.values()]
         advantage = view.advantage(index)
         table.add_row(
             view.label(index),
-            printable(answer_text(completion)[:SHOWN_CHARACTERS]),
             f"{completion.length} {completion.stop}",
             *(number(score, ".3g") for score in scores),
             number(view.group.rewards[index], ".3f"),

@@ -5,6 +5,7 @@ but what it is given. Here it is bounded besides: in time, and whatever it raise
 """
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from groupwise.errors import ModelError, shortened
 
 SECONDS = 10.0
 """For one conversation. Real templates take less than a thousandth of it."""
+LOOK_EVERY = 0.1
 LONGEST = 10_000_000
 """Characters of a rendered conversation."""
 
@@ -87,24 +89,48 @@ def _check_numbers(template: str) -> None:
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
     """Raise _TooLong in this thread after so long, wherever Python code then is."""
-    thread, over, lock, arrived = threading.get_ident(), threading.Event(), threading.Lock(), False
-    fired, interrupt = threading.Event(), ctypes.pythonapi.PyThreadState_SetAsyncExc
-
-    def watch() -> None:
-        while not over.wait(seconds):
-            with lock:
-                if not over.is_set():
-                    fired.set()
-                    interrupt(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
-
-    threading.Thread(target=watch, daemon=True).start()
+    watch = _watch_of_this_thread()
     try:
+        with watch.lock:
+            watch.until, watch.fired = time.monotonic() + seconds, False
         yield
     except _TooLong:
-        arrived = True
+        watch.fired = False
         raise
     finally:
-        with lock:
-            over.set()
-        while fired.is_set() and not arrived:  # it must not arrive later, somewhere else
+        with watch.lock:
+            watch.until = math.inf
+        while watch.fired:  # it must not arrive later, somewhere else
             time.sleep(0.001)
+
+
+class _Watch(threading.Thread):
+    """Looks at how long one thread has been rendering. Prompts come by the thousand: a thread for
+    each of them would take longer than to render it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.renders = threading.current_thread()
+        self.lock = threading.Lock()
+        self.until = math.inf
+        self.fired = False
+
+    def run(self) -> None:
+        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        while self.renders.is_alive():
+            time.sleep(LOOK_EVERY)
+            with self.lock:
+                if time.monotonic() > self.until:
+                    self.until, self.fired = time.monotonic() + LOOK_EVERY, True
+                    interrupt(ctypes.c_ulong(self.renders.ident or 0), ctypes.py_object(_TooLong))
+
+
+_watches = threading.local()
+
+
+def _watch_of_this_thread() -> _Watch:
+    watch = getattr(_watches, "watch", None)
+    if watch is None or not watch.is_alive():  # a fork leaves threads behind
+        watch = _watches.watch = _Watch()
+        watch.start()
+    return watch

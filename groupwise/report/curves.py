@@ -15,14 +15,25 @@ Series = dict[str, list[tuple[float, ...]]]
 """Name -> its points (step, value)."""
 
 
-def series(metrics: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Series:
-    """At most `POINTS` points of each named metric; "rewards/*" stands for all rewards."""
+def series(
+    metrics: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    before: Mapping[str, float] | None = None,
+) -> Series:
+    """At most `POINTS` points of each named metric; "rewards/*" stands for all rewards.
+
+    `before` is the evaluation before training: where the curves of evaluations begin, at step 0.
+    """
     points: Series = {}
     for row in metrics:
         for name, value in row.items():
             wanted = name in names or any(n[-1] == "*" and name.startswith(n[:-1]) for n in names)
             if wanted and isinstance(value, int | float):
                 points.setdefault(name, []).append((row["step"], value))
+    for name, own in points.items():
+        start = (before or {}).get(name.removeprefix("eval/")) if name.startswith("eval/") else None
+        if start is not None:
+            own.insert(0, (0, start))
     return {name: _thinned(own) for name, own in points.items()}
 
 
@@ -51,15 +62,18 @@ def drawn(panels: Mapping[str, Series], form: Literal["svg", "png"]) -> bytes:
         for axis, (title, own) in zip(axes.flat, panels.items(), strict=False):
             for colour, (name, points) in zip(cycle(COLOURS), own.items(), strict=False):
                 label = re.sub("^(seconds|rewards|episode)/", "", name).lstrip("_")
+                label = label.replace("eval/", "validation ")
                 marker = "o" if name.startswith("eval/") else ""
                 axis.plot(*zip(*points, strict=True), color=colour, marker=marker, markersize=3,
                           linewidth=1.3, label=label[:24].replace("$", r"\$"))  # fmt: skip
             axis.set_title(title, loc="right")
             axis.grid(alpha=0.25)
-            axis.locator_params(nbins=5)
+            axis.locator_params(axis="x", nbins=5, integer=True)
+            axis.locator_params(axis="y", nbins=5)
             above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.97), "ncols": 3}
             axis.legend(framealpha=0, fontsize=8, handlelength=1, columnspacing=1, **above)
-        edges = (0.06, 0.05, 0.98, 0.95) if across == 2 else (0.1, 0.1, 0.97, 0.85)
+        wide, high = figure.get_size_inches()  # the margins are in inches: 1 row, or 4
+        edges = (0.5 / wide, 0.3 / high, 1 - 0.15 / wide, 1 - 0.35 / high)
         figure.subplots_adjust(*edges, wspace=0.16, hspace=0.32)
         out = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None

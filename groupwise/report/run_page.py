@@ -51,15 +51,15 @@ def report_page(folder: pathlib.Path, summary: Mapping[str, Any] | None = None) 
         before_after=before_after_rows(before, after),
         problems=after.get("problems", 0),
         findings=diagnose_outcome(metrics, before, after, config),
-        curves=_curves(metrics),
+        curves=_curves(metrics, before),
         answer_text=answer_text,
         answer_tokens=answer_tokens,
         **_last_answers(folder),
     )
 
 
-def _curves(metrics: Sequence[Mapping[str, Any]]) -> Markup | None:
-    panels = {title: series(metrics, names) for title, names in CURVES.items()}
+def _curves(metrics: Sequence[Mapping[str, Any]], before: Mapping[str, float]) -> Markup | None:
+    panels = {title: series(metrics, names, before) for title, names in CURVES.items()}
     panels = {title: lines for title, lines in panels.items() if lines}
     if not panels:
         return None

@@ -86,7 +86,11 @@ def print_curve(rewards: Sequence[float]) -> None:
     console.print(plotext.uncolorize(plotext.build()), highlight=False, markup=False)
 
 
-def save_curve(steps: Sequence[Mapping[str, float]], path: pathlib.Path) -> None:
+def save_curve(
+    steps: Sequence[Mapping[str, float]],
+    path: pathlib.Path,
+    before: Mapping[str, float] | None = None,
+) -> None:
     """Reward, its parts and validation accuracy over steps, as a PNG."""
-    curves = series(steps, ("reward", "rewards/*", "eval/accuracy"))
+    curves = series(steps, ("reward", "rewards/*", "eval/accuracy"), before)
     path.write_bytes(drawn({"by step": curves}, "png"))

@@ -22,7 +22,7 @@ def asked_as_trained(question: str, task: Task) -> Problem:
 
 
 def print_samples(config: Config, prompt: str | None, count: int, temperature: float) -> None:
-    """`count` answers to `prompt`; or one answer to each of `count` held-out problems."""
+    """`count` answers to `prompt`; or one answer to each of `count` test problems."""
     with load_parts(config) as parts:
         sampling = Sampling(
             max_tokens=config.rollout.max_completion_tokens,

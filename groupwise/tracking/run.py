@@ -93,6 +93,11 @@ class RunFolder:
     def checkpoints(self) -> pathlib.Path:
         return self.path / "checkpoints"
 
+    def weight_folders(self) -> list[pathlib.Path]:
+        """Wherever the run keeps weights: some may be the same."""
+        saved = sorted(self.checkpoints.glob("step-??????/model"))
+        return [*saved, self.path / "model", self.path / "best"]
+
     @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None while there is training left to do."""
@@ -194,7 +199,7 @@ class RunFolder:
             remove(rollouts_file(self.path, old))
 
     def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None:
-        """What each held-out problem came to, `before` or `after` training, one a line."""
+        """What each test problem came to, `before` or `after` training, one a line."""
         path = self.path / "eval" / f"{moment}.jsonl"
         with writing(path):
             path.parent.mkdir(exist_ok=True)

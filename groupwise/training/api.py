@@ -161,7 +161,7 @@ def run_to_the_end(
     own_trackers: Sequence[Tracker] = (),
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> Result:
-    """From where `state` stands: the loop, between two held-out evaluations."""
+    """From where `state` stands: the loop, between two evaluations on the test problems."""
     config = parts.config
     run.rewind(state.step, logged=state.step - len(state.held))
     if not quiet:
@@ -262,12 +262,12 @@ def make_state(
 def finish(
     parts: Parts, state: TrainState, run: RunFolder, quiet: bool, stopped: str | None = None
 ) -> Result:
-    """Last checkpoint, held-out evaluation, the model folder, the summary and the curve.
+    """Last checkpoint, evaluation on test problems, the model folder, the summary and the curve.
 
     `stopped` says why a callback ended the run before its last step.
     """
     config = parts.config
-    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
     with _status("evaluating on the test problems, after training", quiet):
         held_out = parts.evaluate("test")
     after = held_out.metrics
@@ -293,11 +293,11 @@ def finish(
     replace_folder(run.path / "model", write)
     with writing(run.path):
         if steps:
-            save_curve(steps, run.path / "reward.png")
+            save_curve(steps, run.path / "reward.png", state.before)
         write_report(run.path, summary)
         save_before_after(state.before, after, run.path / "eval" / "before_after.md")
     run.write_summary(summary)
-    link_equal_files([saved / "model", run.path / "model", run.path / "best"])
+    link_equal_files(run.weight_folders())
     if not quiet:
         if steps:
             print_curve([line["reward"] for line in steps])

@@ -16,6 +16,8 @@ from groupwise.report.curves import drawn, series
 from groupwise.report.terminal import before_after_rows
 from groupwise.tracking.run import read_metrics
 
+SVG = '<svg style="max-width: 100%; height: auto"'
+
 
 @dataclass(frozen=True)
 class Result:
@@ -80,7 +82,7 @@ class Result:
         """For notebooks: the curves, before and after, findings and where the rest is."""
         panels = {
             "reward": series(self.metrics, ("reward", "rewards/*")),
-            "accuracy": series(self.metrics, ("accuracy", "eval/accuracy")),
+            "accuracy": series(self.metrics, ("accuracy", "eval/accuracy"), self.summary["before"]),
         }
         panels = {title: lines for title, lines in panels.items() if lines}
         chart = drawn(panels, "svg").decode() if panels else ""
@@ -97,7 +99,7 @@ class Result:
             f"{self.summary['steps']} steps. "
             f'<a href="{escape(self.report)}">report</a>, '
             f"<code>{escape(self.view_command)}</code></p>"
-            f"{chart[chart.index('<svg') :] if chart else ''}"
+            f"{chart[chart.index('<svg') :].replace('<svg', SVG, 1) if chart else ''}"
             f"<table><tr><th></th><th>before</th><th>after</th><th>change</th></tr>{cells}</table>"
             f"{findings}"
         )

@@ -48,12 +48,13 @@ class StopRequest:
         return found
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
         if self.at_once:
-            self.at_once = False
-            name = signal.Signals(number).name
+            # Python drops what is raised in a callback of a library: then the loop stops.
+            self.at_once, self.requested, self._asked_at = False, name, time.monotonic()
             raise Interrupted(f"stopped by {name} before training began; nothing was to be saved")
         if self.requested is None:
-            self.requested, self._asked_at = signal.Signals(number).name, time.monotonic()
+            self.requested, self._asked_at = name, time.monotonic()
             # Not print: the signal may have arrived in the middle of one.
             os.write(2, b"\nstopping: the run is saved at its next safe point; again: at once\n")
         elif time.monotonic() - self._asked_at > SAME_SECONDS:

@@ -84,8 +84,7 @@ def finish_run(run: RunFolder, state: TrainState, evaluated: dict[str, float], s
     replace_folder(run.path / "model", lambda folder: save_model(state, folder))
     with writing(run.path):
         if steps:
-            save_curve(steps, run.path / "reward.png")
+            save_curve(steps, run.path / "reward.png", state.before)
         write_report(run.path, summary)
     run.write_summary(summary)
-    saved = newest_checkpoint(run.checkpoints)
-    link_equal_files([*([saved / "model"] if saved else []), run.path / "model", run.path / "best"])
+    link_equal_files(run.weight_folders())

@@ -1,4 +1,4 @@
-"""Runs beside each other on the same held-out problems, as `groupwise compare` says it."""
+"""Runs beside each other on the same test problems, as `groupwise compare` says it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def compared(runs: Sequence[OpenRun]) -> dict[str, Any]:
     for run, moment, name in wanted:
         lines = {key: _clean(line) for key, line in run.held_out.lines(moment).items()}
         if not lines:
-            raise Unreadable(f"{run.run.name} has no held-out results {moment} training (yet)")
+            raise Unreadable(f"{run.run.name} has no test results {moment} training yet")
         columns.append(Column(name, run.settings()[0], lines))
     try:
         comparison = compare(columns, seed=0, resamples=RESAMPLES).json()

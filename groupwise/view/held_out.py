@@ -1,4 +1,4 @@
-"""Held-out problems before and after training: eval/before.jsonl and eval/after.jsonl.
+"""Test problems before and after training: eval/before.jsonl and eval/after.jsonl.
 
 Means are worked out from the problems, so that a run that goes on has its first point too.
 """

@@ -44,7 +44,7 @@ class OpenRun:
         Whatever is wrong with one run folder is told on its own line, and hides no other run.
         """
         line = dict.fromkeys(
-            ("seed", "planned_steps", "model", "task", "idle_seconds", "problem", "accuracy")
+            ("seed", "planned_steps", "model", "task", "idle_seconds", "problem", "test")
         )
         line |= {"id": self.run.id, "name": self.run.name, "family": self.run.id, "last_step": 0}
         line |= {"generation": "", "status": "unfinished", "latest": {}}
@@ -58,6 +58,7 @@ class OpenRun:
         settings, problem = self.settings()
         path = self.run.path / "metrics.jsonl"
         now, summary = position(path), self.summary()
+        tested = self.held_out.metrics(summary).items()
         if problem is None and os.path.lexists(path) and not now.generation:
             problem = "metrics.jsonl is not a file that can be read"
         return {
@@ -72,10 +73,10 @@ class OpenRun:
             "status": str(summary.get("status", "unfinished"))[:40],
             "idle_seconds": self.idle_seconds(),
             "problem": problem,
-            "latest": {name: finite(now.last_row.get(name)) for name in ("reward", "accuracy")},
-            "accuracy": {
-                moment: metrics.get("accuracy", metrics.get("reward"))
-                for moment, metrics in self.held_out.metrics(summary).items()
+            "latest": {name: finite(now.last_row.get(name)) for name in ("reward", "seconds")},
+            "test": {
+                name: {moment: metrics[name] for moment, metrics in tested if name in metrics}
+                for name in ("accuracy", "reward")
             },
         }
 

@@ -88,10 +88,13 @@ class ProblemIndex:
         return max(highs, default=None)
 
     def table(self) -> list[dict[str, Any]]:
-        """Each problem with its first and last appearance, those that changed most first."""
+        """Each problem with its first and last appearance, those that changed most first.
+
+        Of those that changed alike, the one with the lowest reward comes first.
+        """
         with self._lock:
             rows = [_row(problem, flat) for problem, flat in self._seen.items()]
-        return sorted(rows, key=lambda row: (-abs(row["change"]), -row["seen"], row["problem"]))
+        return sorted(rows, key=_order)
 
     def _read_index(self) -> None:
         try:
@@ -141,6 +144,10 @@ def _unpack(flat: array) -> list[Seen]:
 def _one(flat: array, place: int) -> Seen:
     step, group, *numbers = flat[place * FIELDS : (place + 1) * FIELDS]
     return Seen(int(step), int(group), *map(finite, numbers))
+
+
+def _order(row: dict[str, Any]) -> tuple[float, float, str]:
+    return (-abs(row["change"]), row["last"]["mean"] or 0.0, row["problem"])
 
 
 def _row(problem: str, flat: array) -> dict[str, Any]:

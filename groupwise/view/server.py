@@ -73,7 +73,7 @@ class Viewer:
         )
 
     def summary(self, request: Request) -> Any:
-        """Held-out metrics before and after training, and where the run is."""
+        """Metrics of the test problems before and after training, and where the run is."""
         run = self._run(request)
         summary = run.summary()
         return {
@@ -91,7 +91,7 @@ class Viewer:
         return self._run(request).distributions.extend()
 
     def compare(self, request: Request) -> Any:
-        """The runs on the same held-out problems; a single one, before against after."""
+        """The runs on the same test problems; a single one, before against after."""
         ids = request.query_params.getlist("run")[:MOST_COMPARED]
         return compared([self.open(id) for id in ids])
 

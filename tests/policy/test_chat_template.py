@@ -1,14 +1,18 @@
 """A chat template is a program of the model's author: sandboxed, bounded, one error."""
 
+import os
+import signal
 import time
+from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from groupwise.errors import ModelError
+from groupwise.errors import Interrupted, ModelError
 from groupwise.policy import chat_template
 from groupwise.policy.chat_template import render_chat
+from groupwise.training.signals import StopRequest
 from test_prompts import TEMPLATE, byte_tokenizer, user
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -56,3 +60,19 @@ def test_a_template_that_is_slow_each_time_is_given_up(monkeypatch: pytest.Monke
     with pytest.raises(ModelError, match="s for a conversation"):
         for _ in range(200):
             render_chat(slow, [user("hi")])
+
+
+def test_ctrl_c_while_prompts_are_rendered_is_no_error_of_the_template() -> None:
+    tokenizer = byte_tokenizer()
+
+    def interrupted(*given: Any, **options: Any) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+        return ""
+
+    tokenizer.apply_chat_template = interrupted
+    with StopRequest() as stop:
+        stop.at_once = True
+        with pytest.raises(Interrupted, match="stopped by SIGINT before training began"):
+            render_chat(tokenizer, [user("hi")])
+        assert stop.requested == "SIGINT"  # were it dropped on the way, the loop would stop

@@ -301,7 +301,7 @@ def test_held_out_answers_stand_before_and_after(page: Any, runs: pathlib.Path) 
     assert page.locator(".pair ins").inner_text() == "-67"
     visit(page, f"#/overview?runs={run_id(runs / 'tools')}", ".chart[aria-label='eval/accuracy']")
     told = page.locator(".story").inner_text()
-    assert re.search(r"100\s%\s+answers right, up from 0\s%", told), told
+    assert re.search(r"100\s%\s+of 1 test problems? answered right, up from 0\s%", told), told
     page.wait_for_selector(".chart[aria-label='eval/accuracy'] canvas")
     words = page.locator(".chart[aria-label='eval/accuracy'] .readout").inner_text()
     assert re.fullmatch(r"100\s%", words)
@@ -322,6 +322,18 @@ def test_what_is_chosen_is_in_the_address(page: Any, runs: pathlib.Path) -> None
     assert not page.locator(".run", has_text="hostile").locator("input").is_checked()
     names = page.locator(".chart").evaluate_all("all => all.map(one => one.ariaLabel)")
     assert "reward" in names and "loss" not in names
+
+
+def test_a_link_to_the_page_that_is_open_is_followed(page: Any, runs: pathlib.Path) -> None:
+    answers = f"#/rollouts/{run_id(runs / 'seed0')}"
+    visit(page, f"{answers}/3", ".card")
+    visit(page, f"{answers}/3?filter=truncated&everywhere=yes", "p:has-text('0 found')")
+    assert page.get_by_label("Which answers").input_value() == "truncated"
+    assert page.get_by_label("in all steps").is_checked()
+    page.keyboard.press("4")
+    page.get_by_label("Search settings").fill("seed")
+    page.get_by_label("only differences").uncheck()
+    assert "q=seed" in page.url and "only=no" in page.url
 
 
 def test_the_focus_survives_what_is_new(page: Any, runs: pathlib.Path) -> None:

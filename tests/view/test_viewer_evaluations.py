@@ -44,7 +44,7 @@ def test_the_evaluation_before_training_is_known_while_a_run_goes_on(
     assert summary["before"]["tokens"] == 7 and summary["before"]["problems"] == 3
     assert "after" not in summary
     line = client(run).get("/api/runs").json()["runs"][0]
-    assert line["accuracy"] == {"before": pytest.approx(1 / 3)}
+    assert line["test"]["accuracy"] == {"before": pytest.approx(1 / 3)}
 
 
 def test_held_out_problems_come_with_both_answers_those_that_changed_first(

@@ -89,6 +89,33 @@ def test_constants_are_told_apart_with_their_spikes() -> None:
     assert evaluate("series.js", f"{json.dumps(lists)}.map(m.isConstant)") == [True, False, False]
 
 
+def test_a_run_is_told_by_its_test_problems_and_where_it_stands() -> None:
+    run = {"status": "finished", "last_step": 60, "planned_steps": 60, "idle_seconds": 5}
+    going = run | {"status": "unfinished", "last_step": 20}
+    stopped = going | {"status": "stopped: good enough"}
+    silent = going | {"idle_seconds": 7200}
+    tested = {"before": {"accuracy": 0.25}, "after": {"accuracy": 0.75, "problems": 8}}
+    before = {"before": {"accuracy": 0.25}}
+    spent = {"elapsed/seconds": {"mean": [10]}}
+
+    def told(run: Any, held_out: Any, latest: Any) -> tuple[str, str, str]:
+        metrics = {"series": spent, "latest": latest, "heldOut": held_out}
+        said = evaluate("story.js", f"m.told({json.dumps(run)}, {json.dumps(metrics)})")
+        return said["figure"].replace("\xa0", " "), said["lead"].replace("\xa0", " "), *said["rest"]
+
+    figure, lead, course = told(run, tested, {})
+    assert (figure, course) == ("75 %", "Finished all 60 steps in 10 s.")
+    assert lead == "of 8 test problems answered right, up from 25 % before training."
+    figure, lead, course = told(going, before, {"eval/accuracy": 0.5})
+    assert (figure, course) == ("50 %", "At step 20 of 60, about 20 s left.")
+    assert lead.startswith("of the validation problems answered right at the last evaluation; 25 %")
+    assert told(stopped, before, {})[2] == "Stopped at step 20 of 60: good enough."
+    assert "nothing was logged for 2.0 h" in told(silent, before, {})[2]
+    states = [run, going, stopped, silent, going | {"last_step": 0, "idle_seconds": None}]
+    words = evaluate("standing.js", f"{json.dumps(states)}.map(m.standing)")
+    assert words == ["finished", "training", "stopped", "silent", "not started"]
+
+
 def test_a_difference_is_by_words_and_gives_back_both_texts() -> None:
     pairs = [["a b c", "a x c"], ["", "new"], ["same", "same"], ["49+36=85", "49+36=85 85-15=70"]]
     for before, after in pairs:

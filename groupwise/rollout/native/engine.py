@@ -76,6 +76,8 @@ class NativeEngine:
         self.scheduler.submit(request, sampling, future, on_tokens)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._take_steps())
+            # Ctrl-C in a step leaves by the loop itself: nobody asks the task what became of it.
+            self._pump.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await future
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -12,6 +12,7 @@ import { problems } from "./problems.js";
 import { rollouts } from "./rollouts.js";
 import { isHidden, runTable } from "./run_table.js";
 import { settings } from "./settings.js";
+import { progress } from "./standing.js";
 import { hideTooltip } from "./tooltip.js";
 import { visibleLine } from "./visible_text.js";
 
@@ -72,7 +73,7 @@ function openPage() {
   document.getElementById("main").replaceChildren(state.page.element);
   if (state.chosen) frame.put({ runs: [...state.shown].join(",") });
   drawNavigation(UNDER[page] || page);
-  const title = PAGES.find(([key]) => key === page)?.[1] || { problem: "One problem", "held-out": "Held-out problems" }[page];
+  const title = PAGES.find(([key]) => key === page)?.[1] || { problem: "One problem", "held-out": "Test problems" }[page];
   document.title = `${title} – groupwise`;
   announce(title);
 }
@@ -96,24 +97,11 @@ function drawRuns() {
   const lines = listed.map((run) => {
     const box = el("input", { type: "checkbox", "data-key": run.id, checked: state.shown.has(run.id), on: { change: () => show(run.id, box.checked) } });
     const swatch = el("span", { class: `swatch line-${frame.place(run)}`, "aria-hidden": "true" });
-    return el("label", { class: `run${run.problem ? " wrong" : ""}`, title: run.problem || "" }, box, swatch,
+    return el("label", { class: `run${run.problem ? " wrong" : ""}`, title: run.problem || visibleLine(run.name) }, box, swatch,
       el("span", { class: "run-name" }, visibleLine(run.name)), el("small", {}, progress(run)));
   });
   const hidden = state.runs.length - listed.length;
   redraw(document.getElementById("runs"), el("h2", {}, "Runs"), lines, hidden ? el("p", { class: "faint" }, el("a", { href: "#/runs", "data-key": "hidden" }, `${hidden} hidden`)) : null);
-}
-
-function progress(run) {
-  const steps = run.planned_steps ? `${run.last_step}/${run.planned_steps}` : `${run.last_step}`;
-  if (run.problem) return "cannot be read";
-  if (run.status === "finished") return `${steps} · finished`;
-  return run.idle_seconds === null ? "no step yet" : `${steps} · ${ago(run.idle_seconds)}`;
-}
-
-function ago(seconds) {
-  if (seconds < 90) return `live, ${Math.round(seconds)} s ago`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
-  return seconds < 172800 ? `${Math.round(seconds / 3600)} h ago` : `${Math.round(seconds / 86400)} days ago`;
 }
 
 function show(id, wanted) {

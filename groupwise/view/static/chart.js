@@ -97,10 +97,11 @@ export function chart({ name, title, hint, share }, { zoomed, reset }) {
     const texts = shownLines.map((line, i) => {
       const [drawn, logged] = [line.drawn[places[i]] ?? null, line.mean[places[i]] ?? null];
       // The number that the line shows comes first; what was logged follows where smoothing changed it.
-      return written(drawn) === written(logged) ? written(drawn) : `${written(drawn)} (${written(logged)})`;
+      return written(drawn) === written(logged) ? [written(drawn)] : [written(drawn), `(${written(logged)})`];
     });
-    texts.forEach((text, i) => { values[i].textContent = text; });
-    readout.textContent = [where, shownLines.length === 1 ? texts[0] : ""].filter(Boolean).join(": ");
+    texts.forEach(([drawn, logged], i) => { values[i].textContent = [drawn, logged].filter(Boolean).join(" "); });
+    // What does not fit beside the title is left out: first what was logged, then the rest.
+    readout.replaceChildren(...[where, ...(shownLines.length === 1 ? texts[0] : [])].filter(Boolean).map((text) => el("span", {}, text)));
   }
 
   function latest() {

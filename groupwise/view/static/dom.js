@@ -29,10 +29,12 @@ export function select(options, value, change, name) {
   return control;
 }
 
-export function number(value, digits = 3) {
+/** 25.4251 -> "25.43": three decimals, fewer where the number is large */
+export function number(value, wanted = 3) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return String(value);
   const size = Math.abs(value);
+  const digits = Math.min(wanted, size >= 100 ? 1 : size >= 10 ? 2 : 3);
   return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : value.toFixed(digits);
 }
 

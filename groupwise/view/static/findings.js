@@ -13,7 +13,7 @@ export function findings(frame) {
 
   async function section(run) {
     const body = await diagnosis(run).catch((error) => [el("p", { class: "problem" }, error.message)]);
-    return el("section", {}, el("h2", {}, visibleLine(run.name)), body);
+    return el("section", { class: "run-findings" }, el("h2", {}, el("span", { class: `swatch line-${frame.place(run)}`, "aria-hidden": "true" }), " ", visibleLine(run.name)), body);
   }
 
   async function changed() {
@@ -21,7 +21,8 @@ export function findings(frame) {
     const now = JSON.stringify(shown.map((run) => [run.id, run.last_step, run.generation]));
     if (now === last) return;
     last = now;
-    holder.replaceChildren(...(await Promise.all(shown.map(section))));
+    const sections = await Promise.all(shown.map(section));
+    holder.replaceChildren(...(sections.length ? sections : [el("p", { class: "empty" }, "No run is ticked.")]));
   }
 
   changed();
@@ -34,17 +35,22 @@ async function diagnosis(run) {
   while (reply.read < reply.rows) reply = await ask(`runs/${run.id}/findings`);
   const now = reply.findings.map((one) => card(run, one));
   const past = reply.gone.map((one) => card(run, one)).reverse();
-  const none = reply.rows < ENOUGH ? `Too early to tell, after ${reply.rows} steps.` : "Nothing looks wrong.";
+  const none = reply.rows < ENOUGH ? `Too early to tell, after ${reply.rows} ${reply.rows === 1 ? "step" : "steps"}.` : `Nothing looks wrong in ${reply.rows} steps.`;
   return [
-    ...(now.length ? now : [el("p", { class: "faint" }, none)]),
+    ...(now.length ? now : [el("p", { class: "empty" }, none)]),
     ...(past.length ? [el("details", {}, el("summary", {}, `${past.length} earlier, gone since`), past)] : []),
   ];
 }
 
 function card(run, one) {
-  const when = one.until === undefined ? `since step ${one.step}` : `step ${one.step} to ${one.until}`;
+  const when = one.until !== undefined ? `step ${one.step} to ${one.until}` : one.step === run.last_step ? `at step ${one.step}` : `since step ${one.step}`;
   return el("article", { class: `card finding ${one.severity}`, tabindex: "-1", "data-stop": "" },
-    el("h3", {}, el("span", { "aria-hidden": "true" }, `${MARKS[one.severity] || "●"} `), one.title, " ",
-      el("a", { href: `#/rollouts/${run.id}/${one.step}`, class: "faint" }, when)),
-    el("p", {}, visibleLine(one.evidence)), el("p", {}, el("b", {}, "Try: "), visibleLine(one.advice)));
+    el("header", {}, el("span", { class: "mark", "aria-hidden": "true" }, MARKS[one.severity] || "●"), el("h3", {}, visibleLine(one.title)),
+      el("a", { href: `#/rollouts/${run.id}/${one.step}` }, when)),
+    el("p", {}, sentence(one.evidence)), el("p", {}, el("b", {}, "Try: "), `${visibleLine(one.advice)}.`));
+}
+
+function sentence(text) {
+  const line = visibleLine(text);
+  return `${line.slice(0, 1).toUpperCase()}${line.slice(1)}.`;
 }

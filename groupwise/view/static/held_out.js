@@ -1,4 +1,4 @@
-// Held-out problems: the greedy answer before training beside that after, those that changed first.
+// Test problems: the greedy answer before training beside that after, those that changed first.
 
 import { ask } from "./api.js";
 import { el, labelled, number, percent, select, signed } from "./dom.js";
@@ -12,7 +12,7 @@ export function heldOut(frame, parts, query) {
   const table = el("div", {});
   const list = el("div", { class: "cards" });
   const more = el("button", { hidden: true, on: { click: () => load(list.childElementCount) } }, "More");
-  const search = el("input", { type: "search", placeholder: "problem or answer (/)", "aria-label": "Search held-out problems", value: query.get("q") || "", on: { change: () => { frame.put({ q: search.value }); load(0); } } });
+  const search = el("input", { type: "search", placeholder: "problem or answer (/)", "aria-label": "Search test problems", value: query.get("q") || "", on: { change: () => { frame.put({ q: search.value }); load(0); } } });
   const runs = select(frame.runs().map((one) => [one.id, visibleLine(one.name)]), run.id, (id) => frame.go(`#/held-out/${id}`), "Run");
   let asked = 0;
 
@@ -24,7 +24,7 @@ export function heldOut(frame, parts, query) {
       if (first === 0) list.replaceChildren();
       list.append(...page.problems.map(card));
       more.hidden = list.childElementCount >= page.total;
-      status.textContent = page.total ? `${page.total} problems: ${page.gained} better after training, ${page.lost} worse` : "No held-out answers are stored (yet).";
+      status.textContent = page.total ? `${page.total} problems: ${page.gained} better after training, ${page.lost} worse` : search.value ? "No problem or answer has this in it." : "No test answers are stored yet: they are written before and after training.";
     } catch (error) {
       status.textContent = error.message;
     }
@@ -32,12 +32,16 @@ export function heldOut(frame, parts, query) {
 
   async function compare() {
     const shown = frame.shown();
-    const reply = await ask("compare", { run: shown.length > 1 ? shown.map((one) => one.id) : [run.id] });
-    table.replaceChildren(comparison(reply));
+    try {
+      table.replaceChildren(comparison(await ask("compare", { run: shown.length > 1 ? shown.map((one) => one.id) : [run.id] })));
+    } catch (error) {
+      // Runs that cannot be compared with each other: this one, before against after.
+      table.replaceChildren(comparison(await ask("compare", { run: [run.id] })), el("p", { class: "faint" }, visibleLine(error.message)));
+    }
   }
 
   load(0);
-  compare().catch((error) => { if (frame.shown().length > 1) table.replaceChildren(el("p", { class: "faint" }, visibleLine(error.message))); });
+  compare().catch(() => table.replaceChildren());
   return { element: el("div", {}, problemTabs(run.id, "held-out"), el("div", { class: "bar" }, labelled("Run", runs), search), table, el("h2", {}, "Answers before and after training"), status, list, more), moved: (next) => next[0] === run.id, leave: () => { asked += 1; } };
 }
 
@@ -63,11 +67,11 @@ function comparison({ names, problems, rows, notes }) {
   const lines = rows.map((row) => {
     const written = (value) => (SHARES.includes(row.metric) ? percent(value) : number(value, 2));
     const points = (value) => (SHARES.includes(row.metric) ? `${signed(value * 100, 1)} points` : signed(value, 2));
-    const interval = (one, written) => [el("b", {}, written(one.value)), el("span", { class: "faint" }, ` ${written(one.low)} to ${written(one.high)}`)];
+    const interval = (one, written) => [el("b", {}, written(one.value)), one.low === one.high ? null : el("span", { class: "faint interval" }, ` ${[one.low, one.high].map((end) => written(end).replace(/\spoints$/, "")).join(" to ").replace(/\s%(?= to)/, "")}`)];
     const last = row.differences.at(-1);
     return el("tr", {}, el("th", { scope: "row" }, LABELS[row.metric] || visibleLine(row.metric)), row.values.map((one) => el("td", {}, interval(one, written))),
-      el("td", { class: { better: "up", worse: "down" }[last?.word] || "" }, last ? [...interval(last, points), ` ${last.word}`] : "–"));
+      el("td", { class: { better: "up", worse: "down" }[last?.word] || "" }, last ? [...interval(last, points), el("span", { class: "interval word" }, ` ${last.word}`)] : "–"));
   });
   return el("section", {}, el("h2", {}, `On the same ${problems} test problems`), el("div", { class: "scroll" }, el("table", { class: "table nowrap" }, el("thead", {}, head), el("tbody", {}, lines))),
-    el("p", { class: "faint" }, `95 % intervals over problems, paired.${notes.length ? ` ${notes.map(visibleLine).join(" ")}` : ""}`));
+    el("p", { class: "faint" }, `The ranges are 95 % intervals over problems, paired.${notes.length ? ` ${notes.map(visibleLine).join(" ")}` : ""}`));
 }

@@ -4,7 +4,7 @@ import { metricsOf } from "./metric_store.js";
 import { band, fromTheStart } from "./series.js";
 import { visibleLine } from "./visible_text.js";
 
-export const AXES = [["step", "steps"], ["seconds", "seconds"], ["tokens", "tokens sampled"], ["samples", "answers sampled"]];
+export const AXES = [["step", "steps"], ["seconds", "seconds"], ["tokens", "tokens"], ["samples", "answers"]];
 
 /** The place of a step on an axis, for one run; null where it is not known. */
 function placeOf(run, axis) {
@@ -28,10 +28,10 @@ function parts(run, name) {
   if (!name.startsWith("eval/")) return own ? [{ run, kind: "", series: own }] : [];
   const [before, after] = [heldOut.before?.[name.slice(5)], heldOut.after?.[name.slice(5)]];
   const lines = [];
-  if (own) lines.push({ run, kind: after === undefined ? "" : "validation", exact: true, series: fromTheStart(own, before) });
+  if (own) lines.push({ run, kind: "validation", exact: true, series: fromTheStart(own, before) });
   if (before !== undefined && (after !== undefined || !own)) {
     const [steps, mean] = after === undefined ? [[0], [before]] : [[0, run.last_step], [before, after]];
-    lines.push({ run, kind: own ? "test" : "", exact: true, dashed: Boolean(own), series: { steps, mean } });
+    lines.push({ run, kind: "test", exact: true, dashed: Boolean(own), series: { steps, mean } });
   }
   return lines;
 }

@@ -2,7 +2,7 @@
 
 export const SECTIONS = [
   ["Reward and accuracy", /^(reward|reward_std|accuracy|no_spread|rewards\/.*|spread\/.*|varied\/.*)$/],
-  ["Held-out problems", /^eval\//],
+  ["Evaluations", /^eval\//],
   ["Policy", /^(loss|kl|entropy|ratio|clip_low|clip_high|grad_norm|lr|updates|skipped|entropy_weight)$/],
   ["Episodes", /^episode\//],
   ["Sampler against trainer", /^(sampler_gap|mismatch|off_policy|staleness)/],
@@ -20,10 +20,10 @@ const WORDS = {
   reward: ["Reward", "mean reward of a step's answers"],
   reward_std: ["Spread of rewards", "standard deviation of rewards within a group, averaged over groups"],
   accuracy: ["Training accuracy", "share of a step's answers judged right"],
-  "eval/accuracy": ["Held-out accuracy", "share of greedy answers to held-out problems judged right; the first point is before training"],
-  "eval/reward": ["Held-out reward", "mean reward of greedy answers to held-out problems"],
-  "eval/sampled": ["Held-out accuracy, sampled", "share of sampled answers to held-out problems judged right"],
-  no_spread: ["Groups without spread", "share of groups whose answers all scored the same: nothing to learn from"],
+  "eval/accuracy": ["Evaluation accuracy", "share of greedy answers judged right, on problems that are not trained on; the first point is before training"],
+  "eval/reward": ["Evaluation reward", "mean reward of greedy answers to problems that are not trained on"],
+  "eval/sampled": ["Evaluation accuracy, sampled", "share of sampled answers judged right, on problems that are not trained on"],
+  no_spread: ["No-spread groups", "share of groups whose answers all scored the same: nothing to learn from"],
   kl: ["KL to the reference", "distance from the reference model, per token"],
   entropy: ["Entropy", "how undecided the policy is, in nats per token"],
   ratio: ["Ratio", "policy now over policy that sampled, per token"],
@@ -57,7 +57,7 @@ export function hint(name) {
   if (name.startsWith("spread/")) return `spread of the reward ${name.slice(7)} within a group`;
   if (name.startsWith("varied/")) return `share of groups in which the reward ${name.slice(7)} differs between answers`;
   if (name.startsWith("seconds/")) return `seconds a step spent in ${name.slice(8)}`;
-  return name.startsWith("eval/") ? "on held-out problems; the first point is before training" : "";
+  return name.startsWith("eval/") ? "on problems that are not trained on; the first point is before training" : "";
 }
 
 /** Whether a metric is a share, which is drawn as a percentage from 0. */
@@ -71,7 +71,7 @@ const inOrder = (names) => [...names].sort((a, b) => rank(a) - rank(b) || a.loca
 /** The few charts that come first. */
 export function headlines(names) {
   const known = inOrder(names.filter((name) => FIRST.includes(name)));
-  // The held-out reward is for runs in which nothing judges answers.
+  // The reward of evaluations is for runs in which nothing judges answers.
   return known.filter((name) => name !== "eval/reward" || !known.includes("eval/accuracy")).slice(0, HEADLINES);
 }
 

@@ -10,7 +10,7 @@ import { isConstant } from "./series.js";
 import { story } from "./story.js";
 import { visibleLine } from "./visible_text.js";
 
-const MOST_TOLD = 3;
+const MOST_TOLD = 4;
 
 export function overview(frame, _, query) {
   const view = {
@@ -25,6 +25,8 @@ export function overview(frame, _, query) {
   const open = new Set((query.get("open") || "").split(",").filter(Boolean));
   const stories = el("div", { class: "stories" });
   const sections = el("div", {});
+  const others = el("p", { class: "faint others" });
+  const nothing = el("p", { class: "empty" }, "No run is ticked. Tick one in the list of runs to see how it is going.");
   const problem = el("p", { class: "problem", role: "alert" });
   const histograms = distributions(frame);
   const charts = new Map();
@@ -39,13 +41,16 @@ export function overview(frame, _, query) {
   const bands = el("input", { type: "checkbox", checked: view.bands, on: { change: () => { view.bands = bands.checked; frame.put({ bands: view.bands ? null : "no" }); drawAll(); } } });
   const log = el("input", { type: "checkbox", checked: view.log, on: { change: () => { view.log = log.checked; frame.put({ log: view.log ? "yes" : null }); drawAll(); } } });
   const search = el("input", { type: "search", placeholder: "find a metric (/)", "aria-label": "Find a metric", value: view.q, on: { input: () => { view.q = search.value; frame.put({ q: view.q || null }); layOut(); drawAll(); } } });
+  const seeds = labelled("Seeds as a band", bands, "tick");
   const axisHolder = el("span", {});
   const whole = el("button", { hidden: !view.range, on: { click: () => zoom(null) } }, "Show all steps");
-  const bar = el("div", { class: "bar" }, search, labelled("Over", axisHolder), labelled("Smoothing", slider), labelled("Log scale", log, "tick"), labelled("Seeds as a band", bands, "tick"), whole,
-    el("span", { class: "faint wide" }, "drag on a chart to zoom, double-click to go back"));
+  const bar = el("div", { class: "bar" }, search, labelled("Over", axisHolder), labelled("Smoothing", slider), labelled("Log scale", log, "tick"), seeds, whole,
+    el("span", { class: "faint wide hint" }, "drag a chart to zoom"));
 
   function drawAxes() {
     const known = axesOf(frame.shown());
+    const families = frame.shown().map((run) => run.family);
+    seeds.hidden = new Set(families).size === families.length;
     if (!known.some(([axis]) => axis === view.axis)) view.axis = "step";
     const keys = known.map(([axis]) => axis).join();
     if (axisHolder.dataset.keys === keys) return;
@@ -82,7 +87,7 @@ export function overview(frame, _, query) {
     const names = namesOf(frame.shown());
     const [moving, still] = parted(names, (name) => !isConstant(metricLines(frame, name, { bands: false, axis: "step" })));
     const found = view.q ? moving.filter((name) => `${name} ${title(name)}`.toLowerCase().includes(view.q.toLowerCase())) : null;
-    const wanted = JSON.stringify([moving, still, found]);
+    const wanted = JSON.stringify([moving, still, found, frame.shown().length]);
     if (wanted === layout) return;
     layout = wanted;
     charts.forEach((one) => one.destroy());
@@ -90,6 +95,8 @@ export function overview(frame, _, query) {
     if (found) return redraw(sections, found.length ? figures(found) : el("p", { class: "faint" }, "No metric has this in its name."));
     const first = headlines(moving);
     const rest = grouped(moving.filter((name) => !first.includes(name)));
+    if (!frame.shown().length) return redraw(sections);
+    if (!names.length) return redraw(sections, el("p", { class: "empty" }, "Charts appear with the first step."));
     redraw(sections, figures(first), histograms.element, ...rest.map(([heading, own]) => section(heading, own)), constants(still));
   }
 
@@ -109,12 +116,16 @@ export function overview(frame, _, query) {
   }
 
   async function tell() {
-    const runs = frame.shown();
+    const runs = [...frame.shown()].sort((a, b) => (a.idle_seconds ?? 0) - (b.idle_seconds ?? 0));
     for (const run of runs.slice(0, MOST_TOLD)) {
       if (!told.has(run.id)) told.set(run.id, story(frame, run));
       told.get(run.id).update(run);
     }
     const wanted = runs.slice(0, MOST_TOLD).map((run) => told.get(run.id).element);
+    if (runs.length > MOST_TOLD) wanted.push(others);
+    if (!runs.length) wanted.push(nothing);
+    others.replaceChildren(`The ${MOST_TOLD} that logged last are told here; all ${runs.length} are drawn below and are in `, el("a", { href: "#/runs" }, "the table of runs"), ".");
+    bar.hidden = !runs.length;
     if (wanted.some((one, i) => stories.children[i] !== one) || stories.childElementCount !== wanted.length) redraw(stories, wanted);
     const broken = runs.map((run) => metricsOf(run).broken || 0).reduce((a, b) => a + b, 0);
     problem.textContent = broken ? `${broken} lines of metrics.jsonl could not be read and are left out.` : "";

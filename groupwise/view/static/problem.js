@@ -16,7 +16,7 @@ export function problem(frame, parts, query) {
   const curve = chart({ name: "reward of its answers", title: "Reward of its answers", hint: "mean, lowest and highest reward at each appearance", share: false }, { zoomed: () => {}, reset: () => {} });
   const pair = answerPair(frame);
   const sides = el("div", { class: "sides" });
-  const element = el("div", {}, el("p", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems")), el("h2", {}, visibleLine(id).slice(0, 200)), status, curve.figure, pair.element, sides);
+  const element = el("div", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems"), el("h2", { class: "wrap" }, visibleLine(id).slice(0, 200)), status, curve.figure, pair.element, sides);
   pair.open(query.get("diff"));
   let gone = false;
 
@@ -24,7 +24,8 @@ export function problem(frame, parts, query) {
     const { seen, indexed, steps } = await ask(`runs/${run.id}/problem`, { id: JSON.stringify(id) });
     if (gone) return;
     const partly = indexed < steps ? ` (read ${indexed} of ${steps} steps so far)` : "";
-    status.textContent = `seen ${seen.length === 1 ? "once" : `${seen.length} times`}${partly}`;
+    status.textContent = `Seen ${seen.length === 1 ? `once, at step ${seen[0].step}` : `${seen.length} times`}${partly}`;
+    curve.figure.hidden = seen.length < 2;
     if (seen.length) {
       const column = (name) => seen.map((one) => one[name]);
       curve.draw([{ label: "reward", colour: frame.colour(run), place: frame.place(run), steps: column("step"), x: column("step"), mean: column("mean"), low: column("low"), high: column("high") }], { smoothing: 0, axis: "step", range: null, log: false });

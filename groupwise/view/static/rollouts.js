@@ -36,11 +36,12 @@ export function rollouts(frame, parts, query) {
   const pair = answerPair(frame);
   const runs = select(frame.runs().map((one) => [one.id, visibleLine(one.name)]), run.id, (id) => frame.go(`#/rollouts/${id}`), "Run");
   const legend = el("span", { class: "legend" });
+  const filter = select(FILTERS, view.filter, (value) => { view.filter = value; choose(); }, "Which answers");
   const bar = el("div", { class: "bar" }, labelled("Run", runs),
     el("span", { class: "stepper" }, el("button", { "aria-label": "Previous step", on: { click: () => moveBy(-1) } }, "←"), slider,
       el("button", { "aria-label": "Next step", on: { click: () => moveBy(1) } }, "→"), place),
-    labelled("Colour by", colours), legend,
-    labelled("Show", select(FILTERS, view.filter, (value) => { view.filter = value; choose(); }, "Which answers")), search, labelled("in all steps", scope, "tick"));
+    el("span", { class: "stepper" }, labelled("Colour by", colours), legend),
+    labelled("Show", filter), search, labelled("in all steps", scope, "tick"));
   let offered = null;
 
   /** Only what the run stored can be chosen. */
@@ -120,7 +121,7 @@ export function rollouts(frame, parts, query) {
     list.append(...cards);
     const begins = first === (group || 0);
     if (begins) announce(`step ${step}, ${cards.length} groups`);
-    if (begins && !cards.length) list.append(el("p", { class: "faint" }, "No answer of this step matches."));
+    if (begins && !cards.length) list.append(el("p", { class: "empty" }, "No answer of this step matches."));
     if (reply.next !== null) {
       const end = el("p", { class: "faint" }, "…");
       list.append(end);
@@ -136,10 +137,10 @@ export function rollouts(frame, parts, query) {
     const [id, newStep] = newParts;
     if (id !== run.id) return false;
     step = Number(newStep) || step;
-    if (newQuery.has("group")) {
-      view.everywhere = scope.checked = false;
-      view.filter = view.q = search.value = "";
-    }
+    const one = newQuery.has("group"); // a link to one answer shows all of its step
+    view.everywhere = scope.checked = !one && newQuery.has("everywhere");
+    view.filter = filter.value = (!one && newQuery.get("filter")) || "";
+    view.q = search.value = (!one && newQuery.get("q")) || "";
     pair.open(newQuery.get("diff"));
     show(numberIn(newQuery, "group"), numberIn(newQuery, "answer"));
     return true;

@@ -1,21 +1,29 @@
 // All runs in a table: search, sort, group by a setting, hide, notes and tags. Notes stay in this browser.
 
 import { ask } from "./api.js";
-import { duration, el, labelled, number, percent, redraw, select } from "./dom.js";
+import { el, labelled, number, percent, redraw, select } from "./dom.js";
+import { ago, standing } from "./standing.js";
 import { visibleLine } from "./visible_text.js";
 
 const KEPT = "groupwise.notes";
 const COLUMNS = [
   ["name", "run", (run) => run.name],
-  ["status", "status", (run) => (run.problem ? "cannot be read" : run.status)],
+  ["status", "status", standing],
   ["last_step", "steps", (run) => run.last_step],
   ["reward", "reward", (run) => run.latest?.reward ?? null],
-  ["before", "test before", (run) => run.accuracy?.before ?? null],
-  ["after", "test after", (run) => run.accuracy?.after ?? null],
+  ["before", "test before", (run) => tested(run, "before")[0]],
+  ["after", "test after", (run) => tested(run, "after")[0]],
   ["model", "model", (run) => run.model || ""],
   ["seed", "seed", (run) => run.seed],
   ["idle_seconds", "last logged", (run) => run.idle_seconds],
 ];
+
+/** [0.27, "27 %"]: the accuracy on the test problems, or their reward where nothing judges answers. */
+function tested(run, moment) {
+  const { accuracy, reward } = run.test || {};
+  if (accuracy?.[moment] !== undefined) return [accuracy[moment], percent(accuracy[moment])];
+  return reward?.[moment] === undefined ? [null, "–"] : [reward[moment], `reward ${number(reward[moment], 2)}`];
+}
 
 function kept() {
   try {
@@ -72,7 +80,7 @@ export function runTable(frame, _, query) {
       const key = view.by ? settings.get(view.by)?.get(run.id) ?? "–" : "";
       groups.set(key, [...(groups.get(key) || []), run]);
     }
-    const bodies = [...groups].map(([key, runs]) => el("tbody", {}, view.by ? el("tr", { class: "group" }, el("th", { colspan: COLUMNS.length + 3, scope: "rowgroup" }, `${visibleLine(view.by)} = ${visibleLine(key)}`, el("small", {}, ` ${runs.length} runs, mean after ${percent(mean(runs.map((run) => run.accuracy?.after)))}`))) : null, runs.map((run) => row(run, notes[run.id] || {}))));
+    const bodies = [...groups].map(([key, runs]) => el("tbody", {}, view.by ? el("tr", { class: "group" }, el("th", { colspan: COLUMNS.length + 3, scope: "rowgroup" }, `${visibleLine(view.by)} = ${visibleLine(key)}`, el("small", {}, `${runs.length} ${runs.length === 1 ? "run" : "runs"}, mean test accuracy after training ${percent(mean(runs.map((run) => run.test?.accuracy?.after)))}`))) : null, runs.map((run) => row(run, notes[run.id] || {}))));
     redraw(holder, el("table", { class: "table runs-table" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, ""), COLUMNS.map(heading), el("th", { scope: "col" }, "tags"), el("th", { scope: "col" }, "note"))), bodies));
   }
 
@@ -93,12 +101,11 @@ export function runTable(frame, _, query) {
       const input = el("input", { class: "inline", "data-key": `${name} ${run.id}`, "aria-label": `${label} of ${visibleLine(run.name)}`, placeholder: label, value: own[name] || "", maxlength: 500, on: { change: () => keep(run.id, { [name]: input.value }) } });
       return el("td", {}, input);
     };
-    const share = (value) => (value === undefined || value === null ? "–" : percent(value));
     return el("tr", { class: own.hidden ? "hidden-run" : "", tabindex: "-1", "data-stop": "" }, el("td", {}, box),
-      el("th", { scope: "row" }, el("span", { class: `swatch line-${frame.place(run)}`, "aria-hidden": "true" }), " ", el("a", { href: `#/rollouts/${run.id}`, "data-key": `open ${run.id}` }, visibleLine(run.name)), " ", hide, run.problem ? el("p", { class: "problem" }, visibleLine(run.problem)) : null),
-      el("td", {}, run.problem ? "cannot be read" : visibleLine(run.status)), el("td", {}, run.planned_steps ? `${run.last_step} / ${run.planned_steps}` : String(run.last_step)), el("td", {}, number(run.latest?.reward)),
-      el("td", {}, share(run.accuracy?.before)), el("td", {}, share(run.accuracy?.after)), el("td", {}, visibleLine(run.model || "")), el("td", {}, run.seed ?? "–"),
-      el("td", {}, run.idle_seconds === null ? "–" : `${duration(run.idle_seconds)} ago`), field("tags", "tags"), field("note", "note"));
+      el("th", { scope: "row" }, el("span", { class: `swatch line-${frame.place(run)}`, "aria-hidden": "true" }), " ", el("a", { href: `#/rollouts/${run.id}`, title: visibleLine(run.name), "data-key": `open ${run.id}` }, visibleLine(run.name)), " ", hide, run.problem ? el("p", { class: "problem" }, visibleLine(run.problem)) : null),
+      el("td", {}, standing(run)), el("td", {}, run.planned_steps ? `${run.last_step} / ${run.planned_steps}` : String(run.last_step)), el("td", {}, number(run.latest?.reward)),
+      el("td", {}, tested(run, "before")[1]), el("td", {}, tested(run, "after")[1]), el("td", {}, visibleLine(run.model || "")), el("td", {}, run.seed ?? "–"),
+      el("td", {}, ago(run.idle_seconds)), field("tags", "tags"), field("note", "note"));
   }
 
   draw();
