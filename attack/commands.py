@@ -38,7 +38,7 @@ BASES = pathlib.Path(tempfile.gettempdir()) / f"groupwise-attack-{os.getuid()}"
 
 def run_command(words: list[str], folder: pathlib.Path) -> None:
     """`groupwise WORDS` in a folder, as the command line has it; ends with SystemExit."""
-    from groupwise.cli.main import main
+    from groupwise.__main__ import main
 
     os.chdir(folder)
     sys.argv = ["groupwise", *words]

@@ -1,6 +1,14 @@
-"""python -m groupwise is the command `groupwise`."""
+"""The command `groupwise`, and python -m groupwise."""
 
-from groupwise.cli.main import main
+from groupwise.cli.signals import leave_when_stopped
+
+
+def main() -> None:
+    leave_when_stopped()
+    from groupwise.cli.main import main as run_command  # takes seconds
+
+    run_command()
+
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Where the command line begins: every command is registered, errors become exit codes."""
+"""The command line: every command is registered, errors become exit codes."""
 
 import errno
 import importlib
@@ -52,6 +52,3 @@ def main() -> None:
     except RankLost as lost:
         print(f"error: {lost}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped at once; the last checkpoint is kept", file=sys.stderr)
-        sys.exit(3)
