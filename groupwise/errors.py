@@ -41,8 +41,12 @@ class MissingExtraError(GroupwiseError):
         )
 
 
-class Interrupted(Exception):
-    """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3."""
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3.
+
+    Not an Exception, as KeyboardInterrupt is none: code that it strikes in must not take it for an
+    error of its own.
+    """
 
 
 class RankLost(Exception):

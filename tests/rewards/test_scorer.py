@@ -415,9 +415,18 @@ def test_closing_ends_what_left_the_workers_session() -> None:
     assert not _alive(int(daemon))
 
 
-@pytest.mark.parametrize("name", ["right", "hangs", "hangs_in_c"])
-def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
-    """Neither an idle one nor one that is stuck, be it in C code that never lets go."""
+@pytest.mark.parametrize(
+    ("process", "name"),
+    [
+        ("process_id", "right"),
+        ("process_id", "hangs"),
+        ("process_id", "hangs_in_c"),
+        ("starts_a_daemon", "right"),
+        ("starts_a_daemon", "hangs_in_c"),
+    ],
+)
+def test_a_killed_parent_leaves_no_worker_behind(process: str, name: str) -> None:
+    """Neither an idle one nor one that is stuck, be it in C code that never lets go; no daemon."""
     script = f"""
         import time
         from groupwise.rewards.base import Reward
@@ -425,9 +434,9 @@ def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
         from groupwise.types import Problem
 
         problem = Problem("p", "x", {{"answer": "4"}})
-        rewards = [Reward(n, {f"{FILE}:"!r} + n) for n in ("process_id", {name!r})]
+        rewards = [Reward(n, {f"{FILE}:"!r} + n) for n in ({process!r}, {name!r})]
         scorer = Scorer(rewards, 60, "stop")
-        process_id = scorer.score([problem], ["fine"])["process_id"][0]
+        process_id = scorer.score([problem], ["fine"])[{process!r}][0]
         print(int(process_id), flush=True)
         scorer.score([problem], ["bad"])
         time.sleep(60)
