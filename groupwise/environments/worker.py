@@ -150,4 +150,5 @@ def _receive_number(requests: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    with contextlib.suppress(ConnectionError):  # nobody asks any more
+        main(int(sys.argv[1]))

@@ -29,7 +29,10 @@ def main(socket: int, board_file: int) -> None:
     def send(message: Any) -> None:
         if os.getpid() != ours:  # a function has forked: only one of the two may answer
             os._exit(0)
-        connection.send(message)
+        try:
+            connection.send(message)
+        except ConnectionError:  # nobody wants to know it any more
+            os._exit(0)
 
     rewards: list[Loaded] = []
     answers = Answers([], [], [])

@@ -5,12 +5,15 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +23,10 @@ import some_rewards
 from groupwise.errors import RewardError, quoted
 from groupwise.rewards import call
 from groupwise.rewards.base import Reward
+from groupwise.rewards.call import Board
+from groupwise.rewards.messages import Load
 from groupwise.rewards.scorer import Scorer
+from groupwise.rewards.supervised import SupervisedWorker
 from groupwise.types import Problem
 
 FILE = Path(some_rewards.__file__)
@@ -388,6 +394,23 @@ def test_what_a_reward_does_to_its_arguments_is_not_seen_by_others() -> None:
     assert found["sees"] == found["sees_here"] == [1.0, 1.0]
     assert problem.columns["words"] == ["one"]
     assert problem.prompt == ({"role": "user", "content": "hi"},)
+
+
+def test_a_worker_that_nobody_waits_for_any_more_says_nothing(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.3)\nreward = len")
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as board, theirs:
+        board.write(bytes(Board.BYTES))
+        board.flush()
+        worker = SupervisedWorker("groupwise.rewards.worker", (theirs.fileno(), board.fileno()))
+    with Connection(ours.detach()) as connection:
+        connection.send(Load(f"{tmp_path}/slow.py:reward", {}, False))
+        time.sleep(0.2)
+    assert worker.wait(20) == 0
+    worker.end()
+    assert not capfd.readouterr().err
 
 
 def test_closing_ends_the_worker_and_may_be_repeated() -> None:
