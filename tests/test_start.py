@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from groupwise.cli import main as cli
+
 RAISED_BY_AN_IMPORT = """
 import signal, sys
 
@@ -53,3 +55,15 @@ def test_next_to_nothing_is_imported_before_signals_are_handled() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     count, typing = done.stdout.split()
     assert int(count) < 80 and typing == "False"
+
+
+def test_too_little_memory_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def takes_too_much(**_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+
+    monkeypatch.setattr(cli, "app", takes_too_much)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2 and "has too little memory" in capsys.readouterr().err
