@@ -22,8 +22,10 @@ def leave_when_stopped() -> None:
 
 def leave(number: int, frame: FrameType | None) -> None:
     """End at once and quietly: there is nothing to save yet, or all of it is saved."""
-    os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
-    os._exit(STOPPED)
+    try:
+        os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+    finally:  # also where nobody reads it
+        os._exit(STOPPED)
 
 
 def interrupt_when_stopped() -> None:
