@@ -57,7 +57,7 @@ def kinds() -> dict[str, Kind]:
     return {
         **mutated,
         "bodies": Kind(300, 20, bodies.make, bodies.run),
-        "kills": Kind(100, 6, trials.make_kill, trials.run),
+        "kills": Kind(100, 30, trials.make_kill, trials.run),
         "disk": Kind(60, 4, trials.make_disk, trials.run),
         "rewards": Kind(40, 3, partial(hostile.make, "rewards"), hostile.run),
         "environments": Kind(30, 2, partial(hostile.make, "environments"), hostile.run),

@@ -38,7 +38,7 @@ BASES = pathlib.Path(tempfile.gettempdir()) / f"groupwise-attack-{os.getuid()}"
 
 def run_command(words: list[str], folder: pathlib.Path) -> None:
     """`groupwise WORDS` in a folder, as the command line has it; ends with SystemExit."""
-    from groupwise.cli.main import main
+    from groupwise.__main__ import main
 
     os.chdir(folder)
     sys.argv = ["groupwise", *words]
@@ -291,7 +291,9 @@ EXPRESSIONS = (
     "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "{{ range(10**12) | list }}", "{{ messages | batch(0) | list }}",
     "{{ ('x' * 50000) | wordwrap(1) | replace('x', 'x' * 10000) }}", "{{ 'a' | indent(10**9) }}",
-    "{{ dict(a=1).pop('b') }}",
+    "{{ dict(a=1).pop('b') }}", "{% set n = 9999999 %}{{ [1] * n * 999 }}",
+    "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x * 9 %}{% endfor %}",
+    "{{ '%9999999999d' % 1 }}",
 )  # fmt: skip
 
 

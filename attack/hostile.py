@@ -31,6 +31,7 @@ DEEDS = {
     "forks and stays": "os.fork() or time.sleep(3600)",
     "leaves a child": "subprocess.Popen(['sleep', '3600'])",
     "leaves a daemon": "subprocess.Popen(['sleep', '3600'], start_new_session=True)",
+    "leaves a daemon of nobody": "os.system('env -i setsid sleep 3600 >/dev/null 2>&1 &')",
     "leaves threads": "[threading.Thread(target=time.sleep, args=(99,)).start() for _ in 'x' * 20]",
     "leaks": "LEAK.append(bytearray(20_000_000))",
     "leaks descriptors": "LEAK.extend(open(os.devnull) for _ in range(200))",

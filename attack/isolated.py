@@ -75,6 +75,8 @@ def _be_the_child(work: Callable[[], object], output: BinaryIO) -> None:
     code = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command takes care of it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Temporary folders are the parent's to remove.
         weakref.finalize._registry.clear()  # pyright: ignore[reportAttributeAccessIssue]
         os.dup2(output.fileno(), 1)

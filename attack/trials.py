@@ -11,12 +11,14 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import sys
 import tempfile
 import time
 from typing import Any
 
+import groupwise
 from attack.case import Case, Outcome
 from attack.commands import SMALL, edited, run_command
 from attack.faults import CALLS, ERRORS, SIGNALS, WRITES, note_counts, with_fault
@@ -44,6 +46,7 @@ VARIANTS: dict[str, list[str]] = {
 }  # fmt: skip
 USUAL = ("in_turn", "epochs", "dynamic", "lora", "ahead", "in_flight", "turns")
 """Those that start no process of groupwise's own, which takes seconds."""
+START_SECONDS = 4.0
 CLOCKS = ("seconds", "tokens_per_second", "memory_gb", "cpu_cores", "episode/waiting", "waited")
 
 
@@ -75,9 +78,10 @@ def attempt(
     """Run the command in `folder` once, with a fault (None: without)."""
 
     def work() -> None:
-        if variant == "ranks":  # its processes import torch themselves
+        if is_fresh(variant, fault):
             os.chdir(folder)
             os.environ["PYTHONPATH"] = str(pathlib.Path(__file__).parent.parent)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored ones are inherited
             python = [sys.executable, "-m", "groupwise", *words_of(variant, out)]
             os.execv(sys.executable, python)
         layer = with_fault(folder / out, fault)
@@ -98,6 +102,11 @@ def attempt(
     return isolated(work, LIMIT, disturb=strike if timed else None)
 
 
+def is_fresh(variant: str, fault: dict[str, Any] | None) -> bool:
+    """Whether a Python of its own runs the command, and imports torch: ranks do so themselves."""
+    return variant == "ranks" or (fault is not None and fault.get("fresh", False))
+
+
 def make_fault(
     variant: str, rng: random.Random, root: pathlib.Path, actions: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -105,6 +114,8 @@ def make_fault(
     action = rng.choice(actions)
     if variant == "ranks" or (action in SIGNALS and rng.random() < 0.3):
         return {"action": action, "after": rng.random() * float((made / "seconds").read_text())}
+    if action in SIGNALS and rng.random() < 0.1:  # while Python starts and imports
+        return {"action": action, "after": START_SECONDS * rng.random() ** 2, "fresh": True}
     counts = json.loads((made / "counts.json").read_text())
     points = [p for p in (WRITES if action in ERRORS else (*WRITES, *CALLS)) if counts.get(p)]
     point = rng.choice(points)
@@ -143,7 +154,11 @@ def run(case: Case, root: pathlib.Path) -> Outcome:
         if inputs.get("beside"):
             return _two_trainers(folder, variant, whole)
         for fault in inputs["faults"]:
-            bad = _judged(attempt(variant, folder, fault), fault["action"])
+            ended = attempt(variant, folder, fault)
+            begun = (folder / "run").exists()
+            if is_fresh(variant, fault) and interpreter_was_starting(ended, begun):
+                continue
+            bad = _judged(ended, fault["action"])
             if bad is not None:
                 return bad
         if "moved" in inputs and (folder / "run").exists():
@@ -156,7 +171,8 @@ def run(case: Case, root: pathlib.Path) -> Outcome:
         if bad is not None:
             return bad
         if ended.code == 2:
-            lost = sorted(before - _files(folder / out))
+            # What a cut-short save left is removed at every start (docs/resume.md).
+            lost = sorted(n for n in before - _files(folder / out) if ".new/" not in n)
             if not damaged or lost:
                 return Outcome("lost", f"refused, without {lost}: {ended.output}")
             return Outcome("refused", f"{damaged}: {ended.output}")
@@ -188,6 +204,25 @@ GOOD_CODES = {
     "KILL": (-9, 0), "TERM": (3, 0, -15), "INT": (3, 0, -2), "none": (0, 2), "slow": (0,),
     "clock": (0,),
 }  # fmt: skip
+
+
+PACKAGE = groupwise.__path__[0]
+ENTRY = ("groupwise/__init__.py", "groupwise/__main__.py", "groupwise/cli/signals.py")
+
+
+def interpreter_was_starting(ended: Ended, begun: bool) -> bool:
+    """Whether Python itself said what a SIGINT did to it before a line of ours could handle it.
+
+    Every file of ours that its traceback names is one of ENTRY, whose imports are all that runs
+    before that. Nothing may have been made by then and nothing may be left, unless Python has
+    swallowed the signal and went on.
+    """
+    shown = re.findall(r'File "([^"]*)"', ended.output)
+    ours = [path for path in shown if path.startswith(PACKAGE)]
+    if "KeyboardInterrupt" not in ended.output or any(not path.endswith(ENTRY) for path in ours):
+        return False
+    ended_by_it = ended.code in (1, 130, -signal.SIGINT) and not begun
+    return not (ended.hung or ended.orphans) and (ended_by_it or ended.code == 0)
 
 
 def _judged(ended: Ended, action: str) -> Outcome | None:

@@ -8,8 +8,8 @@ The steps of the loop can be called alone too: see `groupwise.training.loop`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing itself takes most of the time that the command needs to start
 if TYPE_CHECKING:
     from groupwise.config import Config
     from groupwise.extensions import engine, environment, optimizer, reward, task, tool, tracker
@@ -74,7 +74,7 @@ __all__ = [
 
 if not TYPE_CHECKING:  # a type checker that sees it believes in every name
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         """Load on first use: reading a config must not cost the import of torch."""
         if name not in _HOME:
             raise AttributeError(f"module 'groupwise' has no attribute {name!r}")

@@ -1,15 +1,13 @@
-"""The command `groupwise`, which is also `python -m groupwise`."""
+"""The command `groupwise`, and python -m groupwise."""
 
-import sys
+from groupwise.cli.signals import leave_when_stopped
 
 
 def main() -> None:
-    try:  # this takes a moment, in which somebody may press Ctrl-C
-        from groupwise.cli.main import main as run
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(3)
-    run()
+    leave_when_stopped()
+    from groupwise.cli.main import main as run_command  # takes seconds
+
+    run_command()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- modules: begin -->", "<!-- modules: end -->"
 
 GROUPS: dict[str, dict[str, str]] = {
     "Commands": {
-        "__main__": "`python -m groupwise`",
+        "__main__": "the command `groupwise`, and `python -m groupwise`",
         "cli": "one thin function per command; torch is imported only where it is used",
         "__init__": "what `import groupwise` offers: `train`, `load_recipe`, `Task`, ...",
     },

@@ -1,5 +1,4 @@
-"""The campaign's small form. Kills and servers are left to `make attack` and to tests of their own:
-where a signal strikes depends on how fast a machine is."""
+"""The campaign's small form. Servers are left to `make attack` and to tests of their own."""
 
 import pathlib
 import subprocess
@@ -7,14 +6,43 @@ import sys
 
 import pytest
 
+from attack.isolated import Ended
+from attack.trials import interpreter_was_starting
+
 ROOT = pathlib.Path(__file__).parent.parent
 KINDS = "recipes,overrides,data,runs,models,templates,bodies,disk,rewards,environments"
 
 
+STARTING = 'Traceback:\n  File "<frozen site>", line 616, in <module>\nKeyboardInterrupt\n'
+OURS = f'  File "{ROOT}/groupwise/{{}}", line 9, in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("ended", "begun", "let_through"),
+    [
+        (Ended(1, STARTING), False, True),
+        (Ended(-2, OURS.format("__main__.py") + STARTING), False, True),
+        (Ended(0, STARTING), True, True),
+        (Ended(1, STARTING), True, False),
+        (Ended(1, STARTING, orphans=("sleep",)), False, False),
+        (Ended(1, STARTING, hung=True), False, False),
+        (Ended(130, OURS.format("cli/main.py") + STARTING), False, False),
+        (Ended(2, "error: KeyboardInterrupt"), False, False),
+        (Ended(-2, ""), False, False),
+    ],
+)
+def test_only_what_python_says_of_its_own_start_is_let_through(
+    ended: Ended, begun: bool, let_through: bool
+) -> None:
+    assert interpreter_was_starting(ended, begun) is let_through
+
+
 @pytest.mark.slow
-def test_a_small_campaign_meets_the_bar(tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "attack", "--small", "--seed", "1", "--minutes", "1"]
-    command += ["--kinds", KINDS, "--failures", str(tmp_path)]
+@pytest.mark.parametrize("kinds", [KINDS, "kills"])
+def test_a_small_campaign_meets_the_bar(kinds: str, tmp_path: pathlib.Path) -> None:
+    minutes = "1" if kinds == KINDS else "15"  # every one of the 30 kills is wanted
+    command = [sys.executable, "-m", "attack", "--small", "--seed", "1", "--minutes", minutes]
+    command += ["--kinds", kinds, "--failures", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "no traceback, hang, orphan" in done.stdout

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from groupwise import __version__
+from groupwise.cli.signals import interrupt_when_stopped
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.recipe import DEFAULT, load_recipe, parse, parse_file, read_yaml
@@ -34,6 +35,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options_before_the_command(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -42,6 +44,8 @@ def options_before_the_command(
     ] = False,
 ) -> None:
     """What may stand between `groupwise` and a command; the callback above does the work."""
+    if context.invoked_subcommand != "train":
+        interrupt_when_stopped()
 
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:

@@ -1,4 +1,4 @@
-"""Where the command line begins: every command is registered, errors become exit codes."""
+"""The command line: every command is registered, errors become exit codes."""
 
 import errno
 import importlib
@@ -31,6 +31,18 @@ def _mask(record: logging.LogRecord) -> bool:
     return True
 
 
+OUT_OF_MEMORY = (
+    "this machine, or its `ulimit -v`, has too little memory: free some, lower "
+    "batch.tokens_per_microbatch, or take a smaller model. The last checkpoint is kept"
+)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Of the machine's memory. torch and libraries in C raise it as RuntimeErrors of their own."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "allocate memory" in said
+
+
 def main() -> None:
     # Threads that spin while they wait make a busy machine several times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -48,6 +60,11 @@ def main() -> None:
             raise
         name = masked(shortened(str(error.filename)))
         print(f"error: cannot use {name}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        print(f"error: {OUT_OF_MEMORY} ({shortened(str(error)) or 'none left'})", file=sys.stderr)
         sys.exit(2)
     except RankLost as lost:
         print(f"error: {lost}", file=sys.stderr)

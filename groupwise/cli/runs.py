@@ -15,7 +15,6 @@ from groupwise.cli.app import app, choose, split
 from groupwise.errors import (
     ConfigError,
     GroupwiseError,
-    Interrupted,
     RunFolderError,
     shortened,
 )
@@ -33,7 +32,7 @@ def reading(*folders: str | pathlib.Path) -> Iterator[None]:
     """
     try:
         yield
-    except (GroupwiseError, Interrupted, MemoryError, typer.Exit, typer.Abort):
+    except (GroupwiseError, MemoryError, typer.Exit, typer.Abort):
         raise
     except Exception as error:
         log.debug("reading %s", folders, exc_info=True)

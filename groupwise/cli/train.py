@@ -9,9 +9,10 @@ import typer
 
 from groupwise.cli import options
 from groupwise.cli.app import app, choose
+from groupwise.cli.signals import interrupt_when_stopped
 from groupwise.config import Config
 from groupwise.distributed.gpus import count_gpus, processes_for
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, Interrupted
 from groupwise.tracking.log_file import libraries_off_screen
 from groupwise.tracking.run import restart as set_run_aside
 
@@ -105,7 +106,10 @@ def _here(config: Config, folder: str, quiet: bool) -> Mapping[str, Any]:
     libraries_off_screen()
     from groupwise.training.api import train as run_training
 
-    return run_training(config, folder, quiet=quiet).summary
+    try:
+        return run_training(config, folder, quiet=quiet).summary
+    except KeyboardInterrupt:
+        raise Interrupted("stopped at once; the last checkpoint is kept") from None
 
 
 def _on_ray(
@@ -115,6 +119,7 @@ def _on_ray(
         raise ConfigError(f"--launch takes ray, not {launcher!r}")
     from groupwise.training.ray_job import train_on_ray
 
+    interrupt_when_stopped()
     return train_on_ray(config, folder, workers=nproc if nproc > 1 else None, quiet=quiet)
 
 

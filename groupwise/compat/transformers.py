@@ -1,5 +1,6 @@
 """What we need of transformers models and configs beyond their public interface."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,7 +86,26 @@ def model_id(model: Any) -> str:
 
 
 def parsed_chat_template(template: str) -> Any:
-    """jinja's syntax tree of a chat template, by the environment that renders it."""
+    """jinja's syntax tree of a chat template, by the environment that renders it. It is not
+    compiled, which computes `[1] * 10**9` already."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
-    return _compile_jinja_template(template).environment.parse(template)
+    return _compile_jinja_template("").environment.parse(template)
+
+
+_compiling = threading.Lock()
+
+
+def compile_chat_template(template: str, multiply: Callable[[Any, Any], Any]) -> None:
+    """Have transformers keep the template compiled, with this in place of `*`."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    with _compiling:
+        usual = ImmutableSandboxedEnvironment.intercepted_binops
+        ImmutableSandboxedEnvironment.intercepted_binops = frozenset("*")
+        try:
+            environment: Any = _compile_jinja_template(template).environment
+        finally:
+            ImmutableSandboxedEnvironment.intercepted_binops = usual
+    environment.binop_table["*"] = multiply

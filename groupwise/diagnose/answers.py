@@ -81,4 +81,5 @@ def _gain(history: History) -> float:
 def _limit(history: History, config: Config | None) -> int:
     if config is not None:
         return config.rollout.max_completion_tokens
-    return int(max(history.columns.get("tokens_max", [0.0])))
+    column = history.columns.get("tokens_max")
+    return 0 if column is None else int(column.high)

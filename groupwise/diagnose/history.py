@@ -1,19 +1,52 @@
 """The metrics of a run as columns, with the few statistics that symptoms are made of.
 
 Rows come one at a time, and a value is looked up in constant time, so that a run of ten thousand
-steps is diagnosed in two seconds.
+steps is diagnosed in two seconds. Of each column only what is asked for is kept: a run may be long.
 """
 
-import bisect
 import math
 import statistics
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW = 10
 """Steps that "now" is a mean over."""
 START = 5
 """Steps that "at the start" is a mean over, and the fewest that anything is said about."""
+KEPT = 64
+"""Newest values of a column that are kept: more than any symptom looks back."""
+EVALUATIONS = 5
+"""Newest evaluations that the training around them is known for."""
+
+
+@dataclass
+class Column:
+    """The values of one metric: the first and the newest, and what is known of all of them."""
+
+    low: float
+    high: float
+    count: int = 0
+    first: list[float] = field(default_factory=list)
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    best: float = -math.inf
+    """The highest mean of `START` values one after another, counted from the first."""
+    _sum: float = 0.0
+
+    def add(self, value: float, step: int) -> None:
+        self.low, self.high = min(self.low, value), max(self.high, value)
+        self.values.append(value)
+        self.steps.append(step)
+        if self.count < START:
+            self.first.append(value)
+        self.count, self._sum = self.count + 1, self._sum + value
+        if self.count % START == 0:
+            self.best, self._sum = max(self.best, self._sum / START), 0.0
+
+    def last(self, count: int) -> list[float]:
+        return list(self.values)[-count:]
 
 
 class History:
@@ -24,14 +57,13 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.columns: dict[str, list[float]] = {}
-        self.steps: dict[str, list[int]] = {}
-        self.ranges: dict[str, tuple[float, float]] = {}
-        """Column -> its least and its greatest value so far."""
+        self.columns: dict[str, Column] = {}
         self.broken: dict[str, int] = {}
         """Column -> the last step at which it was not finite."""
         self.step = 0
         self.rows = 0
+        self._around: dict[int, dict[str, float]] = {}
+        """Step of an evaluation -> the means of the last `START` values of each column there."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.step = int(row.get("step", self.step + 1))
@@ -42,51 +74,67 @@ class History:
             if not math.isfinite(value):
                 self.broken[name] = self.step
                 continue
-            low, high = self.ranges.get(name, (value, value))
-            self.ranges[name] = (min(low, value), max(high, value))
-            self.columns.setdefault(name, []).append(float(value))
-            self.steps.setdefault(name, []).append(self.step)
+            column = self.columns.setdefault(name, Column(value, value))
+            column.add(float(value), self.step)
+        if self.evaluations()[-1:] == [self.step]:
+            self._around[self.step] = {n: _mean(c.last(START)) for n, c in self.columns.items()}
+            for step in list(self._around)[:-EVALUATIONS]:
+                del self._around[step]
+
+    def evaluations(self) -> list[int]:
+        """The steps of the newest evaluations."""
+        column = self.columns.get("eval/accuracy")
+        return [] if column is None else list(column.steps)[-EVALUATIONS:]
 
     def now(self, name: str, window: int = WINDOW) -> float | None:
-        values = self.columns.get(name, ())[-window:]
-        return sum(values) / len(values) if len(values) >= min(window, START) else None
+        values = self._last(name, window)
+        return _mean(values) if len(values) >= min(window, START) else None
 
     def start(self, name: str) -> float | None:
         """The first steps, once there are as many after them."""
-        values = self.columns.get(name, ())
-        return sum(values[:START]) / START if len(values) >= 2 * START else None
+        column = self.columns.get(name)
+        return _mean(column.first) if column is not None and column.count >= 2 * START else None
 
     def earlier(self, name: str, window: int = 2 * WINDOW) -> float | None:
         """The median of the `window` values before the newest `START`."""
-        values = sorted(self.columns.get(name, [])[-window - START : -START])
+        values = sorted(self._last(name, window + START)[:-START])
         return values[len(values) // 2] if len(values) >= WINDOW else None
 
     def noise(self, name: str) -> float:
         """The standard error of `now`, from how much single steps differ."""
-        values = self.columns.get(name, [])[-WINDOW:]
+        values = self._last(name, WINDOW)
         return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
     def always(self, name: str, value: float) -> bool:
         """Whether the column has been `value` at every one of at least `START` steps."""
-        if len(self.columns.get(name, ())) < START:
-            return False
-        return self.ranges[name] == (value, value)
+        column = self.columns.get(name)
+        return column is not None and column.count >= START and column.low == column.high == value
 
     def total(self, name: str, rows: int) -> float:
         """The sum over the last `rows` steps; a step without the column counts as 0."""
-        values, steps = self.columns.get(name, []), self.steps.get(name, [])
-        total = 0.0
-        for value, step in zip(reversed(values), reversed(steps), strict=True):
+        column, total = self.columns.get(name), 0.0
+        if column is None:
+            return total
+        for value, step in zip(reversed(column.values), reversed(column.steps), strict=True):
             if step <= self.step - rows:
                 break
             total += value
         return total
 
-    def around(self, name: str, step: int, window: int = START) -> float | None:
-        """The mean of the `window` values up to `step`."""
-        end = bisect.bisect_right(self.steps.get(name, []), step)
-        values = self.columns.get(name, [])[max(0, end - window) : end]
-        return sum(values) / len(values) if values else None
+    def around(self, name: str, evaluation: int) -> float | None:
+        """At the step of one of the newest evaluations: its own value, or of training the mean of
+        the last `START` values."""
+        if not name.startswith("eval/"):
+            return self._around[evaluation].get(name)
+        column = self.columns.get(name)
+        if column is None:
+            return None
+        pairs = zip(column.steps, column.values, strict=True)
+        return next((value for step, value in reversed(list(pairs)) if step <= evaluation), None)
+
+    def _last(self, name: str, count: int) -> list[float]:
+        column = self.columns.get(name)
+        return [] if column is None else column.last(count)
 
     def names(self, prefix: str) -> list[str]:
         """What stands behind `prefix` in the columns that have it: rewards/format -> format."""
@@ -97,6 +145,10 @@ class History:
         """The steps that "now" speaks of, for evidence: "steps 11-20"."""
         first = max(self.step - min(self.rows, WINDOW) + 1, 1)
         return f"steps {first}-{self.step}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def beyond(value: float | None, appear: float, stay: float, standing: bool) -> bool:

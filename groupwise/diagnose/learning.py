@@ -185,12 +185,10 @@ def accuracy_lost(history: History, config: Config | None, standing: bool) -> Fi
 
 def _fall(history: History) -> float:
     """The share of the best reward's rise over the start that is lost again."""
-    rewards = history.columns.get("reward", [])
     before, after = history.start("reward"), history.now("reward", START)
     if before is None or after is None:
         return 0.0
-    chunks = (rewards[i : i + START] for i in range(0, len(rewards) - START + 1, START))
-    best = max(sum(chunk) / START for chunk in chunks)
+    best = history.columns["reward"].best
     scale = max(best - before, 0.1 * abs(best), 1e-6)
     return max(best - after, 0.0) / scale
 

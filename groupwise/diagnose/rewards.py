@@ -2,7 +2,7 @@
 
 from groupwise.config import Config
 from groupwise.diagnose.finding import Finding
-from groupwise.diagnose.history import START, WINDOW, History, beyond, percent
+from groupwise.diagnose.history import WINDOW, History, beyond, percent
 
 SOLVED = 0.95
 """Mean accuracy from which equal answers mean success."""
@@ -50,8 +50,8 @@ def no_spread(history: History, config: Config | None, standing: bool) -> Findin
 def format_never_found(history: History, config: Config | None, standing: bool) -> Finding | None:
     """The form that the prompt asks for is in no answer, so its reward never teaches it."""
     for name in [f"rewards/{n}" for n in history.names("rewards/") if "format" in n]:
-        values = history.columns[name]
-        if history.rows < WINDOW or history.now(name) is None or max(values[-WINDOW:]) > 0:
+        values = history.columns[name].last(WINDOW)
+        if history.rows < WINDOW or history.now(name) is None or max(values) > 0:
             continue
         return Finding(
             "Format never found",
@@ -99,10 +99,10 @@ def reward_hacking(history: History, config: Config | None, standing: bool) -> F
     the problems are learned by heart (training accuracy leaves validation accuracy behind), or
     sampled answers are merely catching up with greedy ones, which is no symptom.
     """
-    steps = history.steps.get("eval/accuracy", [])
+    steps = history.evaluations()
     if len(steps) < 3:
         return None
-    first, last = steps[max(len(steps) - 5, 0)], steps[-1]
+    first, last = steps[0], steps[-1]
     held_out, reward, held_reward, accuracy = (
         _change(history, name, first, last)
         for name in ("eval/accuracy", "reward", "eval/reward", "accuracy")
@@ -147,9 +147,7 @@ def reward_hacking(history: History, config: Config | None, standing: bool) -> F
 
 def _change(history: History, name: str, first: int, last: int) -> tuple[float, float] | None:
     """A column at two steps: evaluations as they are, training as a mean over a few steps."""
-    window = 1 if name.startswith("eval/") else START
-    before = history.around(name, first, window)
-    after = history.around(name, last, window)
+    before, after = history.around(name, first), history.around(name, last)
     return None if before is None or after is None else (before, after)
 
 

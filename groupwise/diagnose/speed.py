@@ -39,6 +39,8 @@ def slow_phase(history: History, config: Config | None, standing: bool) -> Findi
         return None
     rows = min(history.rows, ROWS)
     whole = history.total("seconds", rows)
+    if whole <= 0:  # a clock that was set back
+        return None
     for phase, (share, fix) in PHASES.items():
         spent = history.total(f"seconds/{phase}", rows)
         if spent / rows < LEAST or not beyond(spent / whole, share, share - 0.05, standing):

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 20.0
 """Seconds that the others have to end by themselves after a rank failed."""
 PIPE = "GROUPWISE_LAUNCHER_PIPE"
@@ -42,13 +43,15 @@ def launch(arguments: Sequence[str], count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="groupwise-") as folder, _pipe(alive, kept_open):
         outputs = [pathlib.Path(folder) / f"rank-{rank}.txt" for rank in range(count)]
         port = _free_port()
-        ranks = [
-            _start(command, rank, count, port, alive, outputs[rank] if rank else None)
-            for rank in range(count)
-        ]
-        with _forwarded_signals(ranks):
-            ended = _wait(ranks)
-        return _exit_code(ended, outputs)
+        with _held_back_signals() as before:
+            ranks = [
+                _start(command, rank, count, port, alive, outputs[rank] if rank else None)
+                for rank in range(count)
+            ]
+            with _forwarded_signals(ranks) as forwarded:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                ended = _wait(ranks)
+        return _exit_code(ended, outputs, stopped=bool(forwarded))
 
 
 def _start(
@@ -84,15 +87,29 @@ def _start(
 
 
 @contextlib.contextmanager
-def _forwarded_signals(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _held_back_signals() -> Iterator[set[int]]:
+    """Which were held back before. Ranks inherit it, and let them in when they can handle them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _forwarded_signals(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Those that have been forwarded so far."""
+    forwarded: list[int] = []
+
     def forward(number: int, frame: FrameType | None) -> None:
+        forwarded.append(number)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    before = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
+    before = {n: signal.signal(n, forward) for n in SIGNALS}
     try:
-        yield
+        yield forwarded
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -122,19 +139,24 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[EndedRank]:
     return ended
 
 
-def _exit_code(ended: Sequence[EndedRank], outputs: Sequence[pathlib.Path]) -> int:
+def _exit_code(
+    ended: Sequence[EndedRank], outputs: Sequence[pathlib.Path], *, stopped: bool
+) -> int:
     """0, 2 and 3 where that is what happened; else 1, with what is known about the first failure.
 
-    A rank that ends with an error that the user can fix ends the others: its code counts.
+    A rank that ends with an error that the user can fix ends the others: its code counts. Ranks
+    that are stopped before they have met do not wait for each other: the first one's code counts.
     """
     failed = [one for one in ended if one.code]
     if not failed:
         return 0
     first = next((one for one in failed if one.code == 2), failed[0])
+    if first.code == 3 and (stopped or all(one.code == 3 for one in ended)):
+        return 3
     if first.rank and first.code > 0:
         _show(first, outputs)
-    if first.code == 2 or all(one.code == 3 for one in ended):
-        return first.code
+    if first.code == 2:
+        return 2
     how = signal.Signals(-first.code).name if first.code < 0 else f"exit code {first.code}"
     print(
         f"error: rank {first.rank} of {len(ended)} ended first, with {how}, and the run with it. "

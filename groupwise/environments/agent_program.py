@@ -8,11 +8,9 @@ and finds the model at OPENAI_BASE_URL with OPENAI_API_KEY. What it prints last 
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 
 from groupwise.environments.base import EnvironmentFailed
 from groupwise.errors import ConfigError, quoted
-from groupwise.rewards.isolation import kill_escaped
+from groupwise.rewards.supervised import Lifeline
 from groupwise.secrets import masked
 from groupwise.types import Problem
 
@@ -28,7 +26,7 @@ PROBLEM_ENV = "GROUPWISE_PROBLEM"
 KEPT_BYTES = 65536
 """Of what a program prints: the last of it."""
 DRAIN_SECONDS = 0.5
-"""To read what is left in its pipes. Where that takes longer, a process that escaped holds them."""
+"""To read what is left in its pipes."""
 POLL_SECONDS = 0.1
 
 
@@ -63,32 +61,34 @@ class ProgramAgent:
         self, variables: Mapping[str, str], file: Path
     ) -> tuple[int, bytearray, bytearray]:
         """Its exit code, and the last that it printed to standard output and error."""
-        out, err = bytearray(), bytearray()
+        out, err, lifeline = bytearray(), bytearray(), Lifeline()
         try:
             with file.open("rb") as problem:
                 process = await asyncio.create_subprocess_exec(
-                    *self.command,
+                    *lifeline.command(self.command),
                     stdin=problem,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env=variables,
-                    start_new_session=True,  # a group of processes that can be ended as one
+                    pass_fds=(lifeline.watched,),
+                    start_new_session=True,
                 )
-        except OSError as error:
-            raise EnvironmentFailed(f"the program cannot be started: {error}") from error
+        except BaseException as error:
+            lifeline.cut()
+            if isinstance(error, OSError):
+                raise EnvironmentFailed(f"the program cannot be started: {error}") from error
+            raise
+        finally:
+            lifeline.started()
         assert process.stdout is not None and process.stderr is not None
         pairs = ((process.stdout, out), (process.stderr, err))
         readers = [asyncio.create_task(_keep_last(*pair)) for pair in pairs]
         try:
             code = await _exit_code(process)
         finally:
-            # What it has started and left behind, too; a fork bomb cannot outrun the kernel here.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            lifeline.cut()
             await _exit_code(process)
-            if (await asyncio.wait(readers, timeout=DRAIN_SECONDS))[1]:
-                await asyncio.to_thread(kill_escaped, variables["OPENAI_API_KEY"])
-                await asyncio.wait(readers, timeout=DRAIN_SECONDS)
+            await asyncio.wait(readers, timeout=DRAIN_SECONDS)
             for reader in readers:
                 reader.cancel()
         return code, out, err

@@ -11,12 +11,10 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from secrets import token_hex
 from typing import Any
 
 from groupwise.environments.base import (
@@ -30,12 +28,8 @@ from groupwise.environments.base import (
 from groupwise.environments.messages import Answer, Ask, receive
 from groupwise.environments.worker import FORK, WAIT
 from groupwise.errors import ConfigError, GroupwiseError
-from groupwise.rewards.isolation import (
-    IMPORT_SECONDS,
-    how_it_ended,
-    kill_escaped,
-    start_worker,
-)
+from groupwise.rewards.isolation import IMPORT_SECONDS
+from groupwise.rewards.supervised import SupervisedWorker, how_it_ended
 from groupwise.types import Problem
 
 log = logging.getLogger("groupwise")
@@ -106,14 +100,9 @@ class Workers:
             self._end()
 
     def _start(self) -> None:
-        self._mark = token_hex(16)
         self._requests, theirs = socket.socketpair()
-        watched, self._lifeline = os.pipe()
-        self._process = start_worker(
-            "groupwise.environments.worker", (theirs.fileno(), watched), self._mark
-        )
-        theirs.close()
-        os.close(watched)
+        with theirs:
+            self._process = SupervisedWorker("groupwise.environments.worker", (theirs.fileno(),))
         connection = Connection(os.dup(self._requests.fileno()))
         try:
             connection.send(self._make)
@@ -124,9 +113,10 @@ class Workers:
             self._end()
             raise CannotBeMoved(str(error)) from None
         except (EOFError, OSError):
-            ended = self._process.wait()
+            ended = self._process.wait(IMPORT_SECONDS)
             self._end()
-            raise CannotBeMoved(f"importing it {how_it_ended(ended)}") from None
+            how = "hangs" if ended is None else how_it_ended(ended)
+            raise CannotBeMoved(f"importing it {how}") from None
         finally:
             connection.close()
         if answer.failed:
@@ -154,14 +144,8 @@ class Workers:
         self._all.clear()
         self._idle.clear()
         self._requests.close()
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        kill_escaped(self._mark)
+        self._process.wait(1.0)
+        self._process.end()
 
 
 class ProcessEnvironment:
@@ -207,7 +191,7 @@ class ProcessEnvironment:
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"a column of the problem cannot be sent to the environment's process ({error}): "
-                "make its values plain, or set environment.isolation=thread"
+                "make its values plain text, numbers, lists or dicts"
             ) from error
         except BaseException:  # cancelled: it did not answer in time
             self._worker = None

@@ -1,8 +1,8 @@
-"""The process that environments are forked from: groupwise.environments.worker CONTROL LIFELINE
+"""The process that environments are forked from: groupwise.environments.worker CONTROL
 
 It imports the user's code once. Each process forked from it has one episode at a time, on its main
 thread: code may use signals there, hold the interpreter lock or crash, which costs that episode.
-The arguments are inherited file descriptors. It imports no torch.
+CONTROL is an inherited file descriptor. It imports no torch.
 
 In:   what makes an environment, once; then FORK with a socket, or WAIT with a process's number
 Out:  an Answer; then the number of the process; the exit code of the process
@@ -25,17 +25,14 @@ from groupwise.environments.base import Environment, checked_reply, checked_scor
 from groupwise.environments.messages import Answer, Ask, receive
 from groupwise.environments.threads import failure
 from groupwise.errors import GroupwiseError
-from groupwise.rewards.worker import die_with_parent
 from groupwise.types import Problem
 
 FORK, WAIT = b"f", b"w"
 _SET_DEATH_SIGNAL = 1
 
 
-def main(control: int, lifeline: int) -> None:
-    for descriptor in (control, lifeline):
-        os.set_inheritable(descriptor, False)
-    die_with_parent(lifeline)
+def main(control: int) -> None:
+    os.set_inheritable(control, False)
     sys.stdout = sys.stderr  # standard output is the parent's
     connection = Connection(control)
     try:
@@ -153,4 +150,5 @@ def _receive_number(requests: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    with contextlib.suppress(ConnectionError):  # nobody asks any more
+        main(int(sys.argv[1]))

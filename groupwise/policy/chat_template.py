@@ -6,9 +6,10 @@ but what it is given. Here it is bounded besides: in time, and whatever it raise
 
 import ctypes
 import math
+import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,7 @@ from typing import Any
 
 from jinja2 import nodes
 
-from groupwise.compat.transformers import parsed_chat_template
+from groupwise.compat.transformers import compile_chat_template, parsed_chat_template
 from groupwise.errors import ModelError, shortened
 
 SECONDS = 10.0
@@ -48,7 +49,7 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options
     own = tokenizer.chat_template
     try:
         for template in own.values() if isinstance(own, dict) else [own]:
-            _check_numbers(template)
+            _check(template)
         turns, spent, began = [dict(m) for m in messages], _spent(str(own)), time.thread_time()
         with _limited(SECONDS):
             text = tokenizer.apply_chat_template(turns, tokenize=False, **options)
@@ -76,14 +77,34 @@ def _spent(template: str) -> _Spent:
 
 
 @lru_cache(maxsize=16)
-def _check_numbers(template: str) -> None:
+def _check(template: str) -> None:
     """`9**9**9` or `'x' * 10000000000` is one operation, which nothing can interrupt."""
     tree = parsed_chat_template(template)
     if next(tree.find_all(nodes.Pow), None) is not None:
         raise ValueError("it computes powers, which no template needs")
-    numbers = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, int)]
-    if any(abs(number) > LONGEST for number in numbers):
+    values = [node.value for node in tree.find_all(nodes.Const)]
+    numbers = [value for value in values if isinstance(value, int)]
+    widths = [value for value in values if isinstance(value, str) and _WIDE.search(value)]
+    if widths or any(abs(number) > LONGEST for number in numbers):
         raise ValueError(f"it has numbers beyond {LONGEST}, which no template needs")
+    compile_chat_template(template, _multiplied)
+
+
+_WIDE = re.compile(r"\d{9}")
+"""In a text that may be a format: '{:999999999}'."""
+
+
+def _multiplied(left: Any, right: Any) -> Any:
+    """`*` in a template."""
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > LONGEST.bit_length() * 2:
+            raise ValueError(f"it has numbers beyond {LONGEST}, which no template needs")
+    elif any(
+        isinstance(times, int) and isinstance(many, Sized) and len(many) * times > LONGEST
+        for many, times in ((left, right), (right, left))
+    ):
+        raise ValueError(f"it writes more than {LONGEST} characters")
+    return left * right
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from groupwise.rewards.base import Reward
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.catalog import build_task
 from groupwise.tasks.jsonl import Row, read_rows
-from groupwise.tracking.run import read_rollouts
-from groupwise.types import Group, Prompt, group_from_json
+from groupwise.tracking.run import stored_groups, stored_steps
+from groupwise.types import Group, Prompt
 
 LABEL_TIMEOUT = 30.0
 PAIRS_PER_PROBLEM = 12
@@ -95,13 +95,12 @@ def read_answers(source: str) -> list[tuple[dict[str, Any], Prompt, str]]:
 def labelled_rollouts(run: Path, *, trust_code: bool = False) -> Examples:
     """Every different answer that a run stored, 1 if its task's verifier finds it right, else 0."""
     config = read_config(run / "config.yaml", trust_code=trust_code)
-    files = sorted((run / "rollouts").glob("step-*.jsonl.gz"))
-    if not files:
+    groups = [group for step in stored_steps(run) for group in stored_groups(run, step)]
+    if not any(group.completions for group in groups):
         raise DataError(
             f"{run} has no rollouts to learn from: train it with tracking.rollouts=1, or give "
             "JSON Lines of scored answers"
         )
-    groups = [group_from_json(data) for file in files for data in read_rollouts(file)]
     return label(groups, config, str(run))
 
 

@@ -4,34 +4,28 @@ Both are a `Runner`: `set_answers` takes a batch, then `run` scores some of it. 
 which answers were scored, which failed, and why others are left: hung, crashed, failed as a whole.
 """
 
-import contextlib
-import os
 import pickle
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
-from secrets import token_hex
 from typing import Any, Protocol
 
 from groupwise.errors import RewardError
 from groupwise.rewards.base import Score, Signature, check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, hung, perform
 from groupwise.rewards.messages import Done, Failure, Load, Refused
+from groupwise.rewards.supervised import SupervisedWorker, how_it_ended
 
 IMPORT_SECONDS = 300.0
 """How long a user's module may take to import: it may load torch, or a model."""
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 1.0
-_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -131,39 +125,30 @@ class WorkerProcess:
         return Outcome(self._board.scores(count), failures, stuck)
 
     def close(self) -> None:
+        """It ends by itself when the connection does, or is ended a second later."""
         self._connection.close()
-        os.close(self._lifeline)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        # The whole session, so that what a reward started goes too.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        kill_escaped(self._mark)
+        self._process.wait(_EXIT_SECONDS)
+        self._process.end()
 
     def _start(self) -> None:
-        self._mark = token_hex(16)
         ours, theirs = socket.socketpair()
-        watched, self._lifeline = os.pipe()
         with tempfile.TemporaryFile() as board:
             board.write(bytes(Board.BYTES))
             board.flush()
             self._board = Board(board.fileno())
-            inherited = (theirs.fileno(), board.fileno(), watched)
-            self._process = start_worker("groupwise.rewards.worker", inherited, self._mark)
+            inherited = (theirs.fileno(), board.fileno())
+            self._process = SupervisedWorker("groupwise.rewards.worker", inherited)
         theirs.close()
-        os.close(watched)
         self._connection = Connection(ours.detach())
 
     def _revive(self) -> None:
         """A worker that died between two calls did not die of the next one's answers."""
-        if self._process.poll() is not None:
+        if not self._process.running:
             self._restart()
 
     def _restart(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self.close()
+        self._process.end()
+        self._connection.close()
         self._start()
         loads, self._loads, self._signatures = self._loads, [], []
         for load in loads:
@@ -189,9 +174,8 @@ class WorkerProcess:
             raise WorkerDied(self._cause_of_death()) from None
 
     def _cause_of_death(self) -> str:
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
+        code = self._process.wait(_EXIT_SECONDS)
+        if code is None:
             return "closed the connection of its process to ours"
         return how_it_ended(code)
 
@@ -243,52 +227,6 @@ class RunnerThread:
         in_time = _in_time(ended, board, call.timeout + _grace(reward.signature))
         stuck = hung(call.timeout) if not in_time else whole[0] if whole else None
         return Outcome(board.scores(len(call.picked)), dict(failures), stuck)
-
-
-def start_worker(module: str, inherited: Sequence[int], mark: str) -> subprocess.Popen[bytes]:
-    """`python -m module` in a session of its own, with these file descriptors as arguments.
-
-    `mark` is in its environment, and in that of what it starts: `kill_escaped` finds it by that.
-    """
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, inherited)],
-        stdin=subprocess.DEVNULL,
-        stdout=2,
-        pass_fds=tuple(inherited),
-        env={**os.environ, "PYTHONPATH": path, "GROUPWISE_WORKER": mark},
-        start_new_session=True,  # Ctrl-C is for the parent, which then closes us
-    )
-
-
-def kill_escaped(mark: str) -> None:
-    """End processes that left the session of who started them: by a text in their environment.
-
-    More than once: one may have started another meanwhile.
-    """
-    for _ in range(_ROUNDS):
-        files = Path("/proc").glob("[0-9]*/environ")
-        escaped = [int(file.parent.name) for file in files if _holds(file, mark)]
-        for number in escaped:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGKILL)
-        if not escaped:
-            return
-        time.sleep(0.05)
-
-
-def _holds(file: Path, text: str) -> bool:
-    try:
-        return text.encode() in file.read_bytes()
-    except OSError:
-        return False
-
-
-def how_it_ended(code: int) -> str:
-    """From the exit code of a process, negative for a signal."""
-    if code < 0:
-        return f"crashed its process ({signal.Signals(-code).name})"
-    return f"ended its process (exit code {code})"
 
 
 def _grace(signature: Signature) -> float:

@@ -1,8 +1,8 @@
-"""The process that rewards run in: python -m groupwise.rewards.worker SOCKET BOARD LIFELINE
+"""The process that rewards run in: python -m groupwise.rewards.worker SOCKET BOARD
 
 It is started once and scores batch after batch, so that no process start is paid per call, and the
 parent can kill it when a function never returns. Not a multiprocessing child: those import the
-user's main script again. The three arguments are inherited file descriptors. It imports no torch.
+user's main script again. The arguments are inherited file descriptors. It imports no torch.
 
 In:   Load | Answers | Call
 Out:  Signature | Refused for a Load; any number of Failure and one Done for a Call; else Done
@@ -10,7 +10,6 @@ Out:  Signature | Refused for a Load; any number of Failure and one Done for a C
 
 import os
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,10 +19,9 @@ from groupwise.rewards.call import Answers, Board, Call, Loaded, perform
 from groupwise.rewards.messages import Done, Failure, Load, Refused
 
 
-def main(socket: int, board_file: int, lifeline: int) -> None:
-    for descriptor in (socket, board_file, lifeline):
+def main(socket: int, board_file: int) -> None:
+    for descriptor in (socket, board_file):
         os.set_inheritable(descriptor, False)
-    die_with_parent(lifeline)
     # What a function prints goes where errors go, line by line: standard output is the parent's.
     sys.stdout = sys.stderr
     connection, board, ours = Connection(socket), Board(board_file), os.getpid()
@@ -31,7 +29,10 @@ def main(socket: int, board_file: int, lifeline: int) -> None:
     def send(message: Any) -> None:
         if os.getpid() != ours:  # a function has forked: only one of the two may answer
             os._exit(0)
-        connection.send(message)
+        try:
+            connection.send(message)
+        except ConnectionError:  # nobody wants to know it any more
+            os._exit(0)
 
     rewards: list[Loaded] = []
     answers = Answers([], [], [])
@@ -70,24 +71,6 @@ def _loaded(wanted: Load, rewards: list[Loaded]) -> Any:
     if wanted.keeps(signature):
         rewards.append(Loaded(function, signature, wanted.options))
     return signature
-
-
-def die_with_parent(lifeline: int) -> None:
-    """End when the parent does, however it ended and whatever their code is doing just then."""
-
-    def watch() -> None:
-        os.read(lifeline, 1)  # nobody ever writes: it returns when the parent's end is closed
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-    if sys.platform == "linux":
-        # A function stuck inside C code keeps that thread from running. The kernel can end us too:
-        # SIGIO is sent when the lifeline closes, and its default is to terminate the process.
-        import fcntl
-
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 if __name__ == "__main__":

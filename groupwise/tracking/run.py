@@ -368,7 +368,7 @@ def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
     path = rollouts_file(folder, step)
     try:
         read = [group_from_json(group) for group in read_rollouts(path)]
-        groups = [TypeAdapter(Group).validate_python(to_json(group)) for group in read]
+        groups = TypeAdapter(list[Group]).validate_python([to_json(group) for group in read])
         for group in groups:
             per_answer = [group.rewards, group.advantages, *group.scores.values()]
             uneven = {len(group.completions)} != {len(values) for values in per_answer}

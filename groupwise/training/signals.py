@@ -6,6 +6,7 @@ Launchers often send one twice within moments, to a process and to its group: th
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
@@ -26,16 +27,20 @@ class StopRequest:
         """Whether to leave by `Interrupted` right where a signal arrives."""
         self._asked_at = 0.0
         self._before: dict[signal.Signals, object] = {}
+        self._show = sys.unraisablehook
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
+            self._show, sys.unraisablehook = sys.unraisablehook, self._keep
         return self
 
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        if self._before:
+            sys.unraisablehook = self._show
 
     def agreed(self, world: World) -> str | None:
         """The signal that any rank was sent: all ranks ask at the same place, and stop there.
@@ -46,6 +51,13 @@ class StopRequest:
         if found is not None:
             self.requested = found
         return found
+
+    def _keep(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Python drops what is raised in `__del__` and the like: such a signal asks to stop."""
+        if isinstance(unraisable.exc_value, Interrupted | KeyboardInterrupt):
+            self.requested = self.requested or "a signal"
+        else:
+            self._show(unraisable)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

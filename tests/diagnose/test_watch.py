@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupwise.diagnose import SYMPTOMS, Change, Watch, diagnose
+from groupwise.diagnose.history import KEPT, START, History
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_lines, read_metrics
 from groupwise.training.api import train
@@ -117,3 +118,24 @@ def test_a_run_that_goes_on_from_a_checkpoint_forgets_later_findings(
         run.rewind(50)
         (kept,) = read_lines(run.path / "findings.jsonl")
     assert kept["step"] <= 50 and not kept["gone"]
+
+
+def test_what_is_kept_of_a_long_run_does_not_grow() -> None:
+    history = History()
+    for step in range(1, 2001):
+        row = {"step": step, "reward": step / 7, "seconds": 1.0}
+        history.add(row | ({"eval/accuracy": 0.5} if step % 10 == 0 else {}))
+    kept = [len(c.first) + len(c.values) + len(c.steps) for c in history.columns.values()]
+    assert max(kept) <= START + 2 * KEPT
+    assert history.evaluations() == [1960, 1970, 1980, 1990, 2000]
+    assert history.around("reward", 1960) == pytest.approx(1958 / 7)
+    assert history.around("eval/accuracy", 1960) == 0.5
+    assert history.columns["reward"].best == pytest.approx(1998 / 7)
+    assert (history.start("reward"), history.now("reward", 1)) == pytest.approx((3 / 7, 2000 / 7))
+
+
+def test_a_clock_that_was_set_back_divides_nothing_by_zero() -> None:
+    watch = Watch()
+    for step in range(1, 50):
+        watch.add({"step": step, "seconds": 0.0, "seconds/generate": 5.0})
+    assert not watch.standing

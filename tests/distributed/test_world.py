@@ -232,18 +232,20 @@ def test_no_list_of_hosts_is_too_much(hosts: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "code", "said"),
+    ("codes", "stopped", "code", "said"),
     [
-        ([(0, 0), (1, 0)], 0, ""),
-        ([(1, 3), (0, 3)], 3, ""),
-        ([(1, -9), (0, 1)], 1, "rank 1 of 2 ended first, with SIGKILL"),
-        ([(0, 1), (1, 2)], 2, "[rank 1] error: a fix"),
-        ([(1, 1), (0, -9)], 1, "[rank 1] error: a fix"),
-        ([(0, 3), (1, -9)], 1, "rank 0 of 2 ended first, with exit code 3"),
+        ([(0, 0), (1, 0)], False, 0, ""),
+        ([(1, 3), (0, 3)], False, 3, ""),
+        ([(1, 3), (0, 1)], True, 3, ""),
+        ([(1, -9), (0, 1)], False, 1, "rank 1 of 2 ended first, with SIGKILL"),
+        ([(0, 1), (1, 2)], False, 2, "[rank 1] error: a fix"),
+        ([(1, 1), (0, -9)], True, 1, "[rank 1] error: a fix"),
+        ([(0, 3), (1, -9)], False, 1, "rank 0 of 2 ended first, with exit code 3"),
     ],
 )
 def test_one_exit_code_stands_for_all_ranks(
     codes: list[tuple[int, int]],
+    stopped: bool,
     code: int,
     said: str,
     tmp_path: pathlib.Path,
@@ -251,7 +253,8 @@ def test_one_exit_code_stands_for_all_ranks(
 ) -> None:
     outputs = [tmp_path / "0", tmp_path / "1"]
     outputs[1].write_text("much\nerror: a fix\n")
-    assert launch._exit_code([EndedRank(*pair) for pair in codes], outputs) == code
+    ended = [EndedRank(*pair) for pair in codes]
+    assert launch._exit_code(ended, outputs, stopped=stopped) == code
     assert said in capsys.readouterr().err
 
 

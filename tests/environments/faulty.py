@@ -40,7 +40,8 @@ def hold_the_lock() -> None:
 
 
 def leave_a_child_behind(*, session: bool = False) -> Reply:
-    child = subprocess.Popen(["sleep", "3600"], start_new_session=session)
+    environment = {} if session else None
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=session, env=environment)
     return user(f"child {child.pid}")
 
 

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -105,6 +106,12 @@ def test_what_the_user_can_fix_stops_the_run(factory: EnvironmentFactory) -> Non
         play_all(factory, problem("cannot be fixed here"))
 
 
+def test_a_column_that_cannot_be_sent_is_named_with_what_to_do(factory: EnvironmentFactory) -> None:
+    odd = Problem("odd", ({"role": "user", "content": "Go."},), {"fault": threading.Lock()})
+    with pytest.raises(GroupwiseError, match=r"lock.*plain text, numbers, lists or dicts$"):
+        play_all(factory, odd)
+
+
 def test_a_tool_may_use_signals() -> None:
     """TRL's own example limits the time of its tool with SIGALRM: that needs the main thread."""
     factory = in_processes(tools_environment([alarm_tool]))
@@ -145,7 +152,7 @@ def test_closing_ends_every_process_and_what_it_started(fault: str) -> None:
 def test_the_process_that_is_forked_from_is_restarted() -> None:
     workers = Workers(Faulty)
     first = workers.take()
-    workers._process.kill()
+    workers._process._process.kill()
     workers._process.wait()
     assert gone(first.number), "they end with it"
     second = workers.take()

@@ -1,19 +1,16 @@
 """kill -9 in mid-episode, run the same command again: the same run as one that was never killed."""
 
 import json
-import os
 import pathlib
 import signal
-import traceback
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 
 from groupwise.config import Config
-from groupwise.training.api import train
 from runs import fingerprint, small_config
-from training.test_resume import die_at
+from training import test_resume
 
 ENVIRONMENT = '''
 import os, random, signal, time
@@ -83,20 +80,12 @@ sampled, while an episode is scored, while a group is put together, and while al
 
 def attempt(config: Config, folder: pathlib.Path, moment: tuple[str, int] | None) -> int:
     """Train in a forked process, which may have to die."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.environ["ASKED"] = str(folder.parent / f"{folder.name}.asked")
-            if moment is not None and moment[0] == IN_A_CALL:
-                os.environ["DIES_AT"] = str(moment[1])
-            elif moment is not None:
-                die_at(*moment)
-            train(config, folder, quiet=True)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASKED", str(folder.parent / f"{folder.name}.asked"))
+        if moment is not None and moment[0] == IN_A_CALL:
+            patch.setenv("DIES_AT", str(moment[1]))
+            moment = None
+        return test_resume.attempt(config, folder, moment)
 
 
 @pytest.fixture(scope="module")

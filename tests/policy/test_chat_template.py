@@ -32,6 +32,10 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
         ("{% generation %}{{ 9**9**9 }}{% endgeneration %}", "computes powers"),
         ("{{ 'x' * 100000000000 }}", "numbers beyond"),
         ("{{ 'x' * 9999999 * 2 }}", "more than"),
+        ("{{ [1] * 10**9 }}", "computes powers"),  # transformers computed it while it compiled
+        ("{% set n = 9999999 %}{{ [1] * n * 999 }}", "more than"),
+        ("{% set n = 9999999 %}{{ n * n * n }}", "numbers beyond"),
+        ("{{ '{:9999999999}'.format(1) }}", "numbers beyond"),
         ("{{ none + 1 }}", "unsupported operand"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
@@ -42,6 +46,10 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
 def test_what_a_template_does_wrong_is_one_error(template: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"cannot render a conversation.*{reason}"):
         render_chat(byte_tokenizer(template), [user("hi")])
+
+
+def test_a_template_may_multiply() -> None:
+    assert render_chat(byte_tokenizer("{{ '=' * 3 * 2 }}{{ 6 * 7 }}"), [user("hi")]) == "======42"
 
 
 def test_a_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

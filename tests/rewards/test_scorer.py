@@ -5,12 +5,15 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +23,10 @@ import some_rewards
 from groupwise.errors import RewardError, quoted
 from groupwise.rewards import call
 from groupwise.rewards.base import Reward
+from groupwise.rewards.call import Board
+from groupwise.rewards.messages import Load
 from groupwise.rewards.scorer import Scorer
+from groupwise.rewards.supervised import SupervisedWorker
 from groupwise.types import Problem
 
 FILE = Path(some_rewards.__file__)
@@ -390,6 +396,23 @@ def test_what_a_reward_does_to_its_arguments_is_not_seen_by_others() -> None:
     assert problem.prompt == ({"role": "user", "content": "hi"},)
 
 
+def test_a_worker_that_nobody_waits_for_any_more_says_nothing(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(0.3)\nreward = len")
+    ours, theirs = socket.socketpair()
+    with tempfile.TemporaryFile() as board, theirs:
+        board.write(bytes(Board.BYTES))
+        board.flush()
+        worker = SupervisedWorker("groupwise.rewards.worker", (theirs.fileno(), board.fileno()))
+    with Connection(ours.detach()) as connection:
+        connection.send(Load(f"{tmp_path}/slow.py:reward", {}, False))
+        time.sleep(0.2)
+    assert worker.wait(20) == 0
+    worker.end()
+    assert not capfd.readouterr().err
+
+
 def test_closing_ends_the_worker_and_may_be_repeated() -> None:
     scorer = Scorer([ask("process_id")], 1.0, "stop")
     [worker] = scorer.score([PLAIN], ["a"])["process_id"]
@@ -415,9 +438,18 @@ def test_closing_ends_what_left_the_workers_session() -> None:
     assert not _alive(int(daemon))
 
 
-@pytest.mark.parametrize("name", ["right", "hangs", "hangs_in_c"])
-def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
-    """Neither an idle one nor one that is stuck, be it in C code that never lets go."""
+@pytest.mark.parametrize(
+    ("process", "name"),
+    [
+        ("process_id", "right"),
+        ("process_id", "hangs"),
+        ("process_id", "hangs_in_c"),
+        ("starts_a_daemon", "right"),
+        ("starts_a_daemon", "hangs_in_c"),
+    ],
+)
+def test_a_killed_parent_leaves_no_worker_behind(process: str, name: str) -> None:
+    """Neither an idle one nor one that is stuck, be it in C code that never lets go; no daemon."""
     script = f"""
         import time
         from groupwise.rewards.base import Reward
@@ -425,9 +457,9 @@ def test_a_killed_parent_leaves_no_worker_behind(name: str) -> None:
         from groupwise.types import Problem
 
         problem = Problem("p", "x", {{"answer": "4"}})
-        rewards = [Reward(n, {f"{FILE}:"!r} + n) for n in ("process_id", {name!r})]
+        rewards = [Reward(n, {f"{FILE}:"!r} + n) for n in ({process!r}, {name!r})]
         scorer = Scorer(rewards, 60, "stop")
-        process_id = scorer.score([problem], ["fine"])["process_id"][0]
+        process_id = scorer.score([problem], ["fine"])[{process!r}][0]
         print(int(process_id), flush=True)
         scorer.score([problem], ["bad"])
         time.sleep(60)

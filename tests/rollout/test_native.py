@@ -1,10 +1,15 @@
 """The native engine on every family it serves: the model's own greedy decoding, token for token."""
 
+import os
+import pathlib
+import resource
+
 import pytest
 import torch
 
 from engines import generate
 from groupwise.rollout.native.engine import NativeEngine
+from groupwise.rollout.native.memory import free_bytes
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
 from small_models import FAMILIES, MIXTURES, random_policy
@@ -73,3 +78,13 @@ def test_the_models_own_attention_comes_back_after_sampling() -> None:
 
 def test_an_empty_list_of_requests_gives_an_empty_list() -> None:
     assert generate(NativeEngine(random_policy(), 4), [], Sampling(4)) == []
+
+
+def test_a_limit_of_addresses_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `ulimit -v` the cache asked for more than it could be given, and held no token."""
+    taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+    limits = (taken + 64 * 2**20, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    assert 0 < free_bytes(torch.device("cpu")) < 40 * 2**20
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**20))
+    assert free_bytes(torch.device("cpu")) == 0

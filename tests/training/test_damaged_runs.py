@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from groupwise.errors import GroupwiseError, Interrupted, RunFolderError
+from groupwise.policy.chat_template import render_chat
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking import run as run_module
 from groupwise.tracking.run import RunFolder, read_metrics, restart
@@ -20,6 +21,7 @@ from groupwise.training import api
 from groupwise.training.api import train
 from groupwise.training.checkpoint import newest_checkpoint
 from groupwise.training.signals import StopRequest
+from policy.test_prompts import byte_tokenizer
 from runs import digest, fingerprint, small_config
 
 CONFIG = small_config("checkpoint.every=1", "eval.every=1")
@@ -251,6 +253,27 @@ def test_two_signals_within_moments_are_one(monkeypatch: pytest.MonkeyPatch) -> 
         now[0] += 2
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_in_what_cannot_raise_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Strikes:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with StopRequest() as stop:
+        stop.at_once = True
+        Strikes()
+        assert stop.requested is not None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_a_signal_strikes_in_does_not_take_it_for_an_error_of_its_own() -> None:
+    template = "{% for i in range(99999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    with StopRequest() as stop, pytest.raises(Interrupted):
+        stop.at_once = True
+        signal.signal(signal.SIGALRM, stop._handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        render_chat(byte_tokenizer(template), [{"role": "user", "content": "hi"}])
 
 
 def test_a_signal_before_training_begins_ends_the_run_at_once(

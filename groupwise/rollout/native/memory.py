@@ -2,6 +2,9 @@
 
 import math
 import os
+import resource
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +18,16 @@ def free_bytes(device: torch.device) -> int:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + held
     # Half of it: the rest of the step needs memory too, and other programs do.
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return min(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _addresses_left()) // 2
+
+
+def _addresses_left() -> int:
+    """Bytes that `ulimit -v` lets this process take; they are taken before they are written to."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or sys.platform != "linux":
+        return sys.maxsize
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return max(limit - pages * os.sysconf("SC_PAGE_SIZE"), 0)
 
 
 def zeros_on_demand(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

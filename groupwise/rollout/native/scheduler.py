@@ -259,7 +259,7 @@ class Scheduler:
         error = ModelError(
             f"an answer of up to {tokens} tokens does not fit into the memory for keys and values, "
             f"which holds {held}. Lower rollout.max_completion_tokens or "
-            "rollout.max_prompt_tokens, or free memory on the device."
+            "rollout.max_prompt_tokens, free memory on the device, or raise `ulimit -v`."
         )
         if not answer.call.future.done():
             answer.call.future.set_exception(error)

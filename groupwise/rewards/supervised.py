@@ -1,0 +1,72 @@
+"""Processes that end with us, however we end, and with all that they have started (reaper.py)."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from groupwise.rewards import reaper
+
+
+class Lifeline:
+    """What a supervised process lives by: `command` starts one, `cut` ends it and all of its own.
+
+    The command inherits the descriptor `watched`, which is closed here once it has.
+    """
+
+    def __init__(self) -> None:
+        self.watched, self._kept = os.pipe()
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        return [sys.executable, "-I", "-S", reaper.__file__, str(self.watched), *words]
+
+    def started(self) -> None:
+        os.close(self.watched)
+
+    def cut(self) -> None:
+        if self._kept >= 0:
+            os.close(self._kept)
+        self._kept = -1
+
+
+class SupervisedWorker:
+    """`python -m module` with these inherited file descriptors as its arguments."""
+
+    def __init__(self, module: str, inherited: Sequence[int]) -> None:
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        self._lifeline = lifeline = Lifeline()
+        words = [sys.executable, "-P", "-m", module, *map(str, inherited)]
+        try:
+            self._process = subprocess.Popen(
+                lifeline.command(words),
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=(*inherited, lifeline.watched),
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for us, who then end it
+            )
+        finally:
+            lifeline.started()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Its exit code, negative for a signal; None while it still runs after so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def end(self) -> None:
+        self._lifeline.cut()
+        self._process.wait()
+
+
+def how_it_ended(code: int) -> str:
+    """From the exit code of a process, negative for a signal."""
+    if code < 0:
+        return f"crashed its process ({signal.Signals(-code).name})"
+    return f"ended its process (exit code {code})"
