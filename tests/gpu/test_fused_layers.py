@@ -39,13 +39,10 @@ def test_linear_layers_with_norm_gate_and_residual(rows: int, splits: int, depen
     hidden, norm, weight, bias = random(rows, 256), random(256), random(384, 256), random(384)
     normed = F.rms_norm(hidden.double(), (256,), norm.double(), 1e-6)
     left = kernels.for_norm(hidden, norm)
-    out, _ = kernels.launch(
-        left, weight, kernels.norm_tiles(rows), bias=bias, eps=1e-6, dependent=dependent
-    )
+    tiles = kernels.tiles_for(rows, 256, 384)
+    out, _ = kernels.launch(left, weight, tiles, bias=bias, eps=1e-6, dependent=dependent)
     assert gap(out, F.linear(normed, weight.double(), bias.double())) < 1e-2
-    gated, _ = kernels.launch(
-        left, random(2 * 384, 256), kernels.gated_tiles(), eps=1e-6, gated=True
-    )
+    gated, _ = kernels.launch(left, random(2 * 384, 256), kernels.GATED_TILES, eps=1e-6, gated=True)
     assert gated.shape == (rows, 384)
     down, next_norm = random(256, 384), random(256)
     tiles = kernels.Tiles(32, splits)

@@ -90,24 +90,23 @@ class FusedLayers:
         return attend(n, q, k, v, rotary).reshape(len(qkv), -1)
 
     def _few_rows(self, kernels: Any, hidden: Tensor, attended: Any) -> Tensor:
+        def linear(x: Any, rows: int, weight: Tensor, **options: Any) -> Any:
+            tiles = kernels.tiles_for(rows, *weight.shape[::-1])
+            return kernels.launch(x, weight, tiles, **options)
+
         rows = len(hidden)
         norms = [layer.attention_norm for layer in self.layers] + [self.final_norm.weight]
         normed = kernels.for_norm(hidden, norms[0])
         for n, layer in enumerate(self.layers):
-            options = {"eps": layer.eps, "bias": layer.qkv_bias}
-            qkv, _ = kernels.launch(normed, layer.qkv, kernels.norm_tiles(rows), **options)
-            hidden, normed = self._add(
-                kernels, attended(n, qkv), layer.output, hidden, layer.mlp_norm
+            qkv, _ = linear(normed, rows, layer.qkv, bias=layer.qkv_bias, eps=layer.eps)
+            leave = {"residual": hidden, "next_norm": layer.mlp_norm}
+            hidden, normed = linear(attended(n, qkv), rows, layer.output, **leave)
+            gated, _ = kernels.launch(
+                normed, layer.gate_up, kernels.GATED_TILES, eps=layer.eps, gated=True
             )
-            tiles = kernels.gated_tiles()
-            gated, _ = kernels.launch(normed, layer.gate_up, tiles, eps=layer.eps, gated=True)
-            hidden, normed = self._add(kernels, gated, layer.down, hidden, norms[n + 1])
+            leave = {"residual": hidden, "next_norm": norms[n + 1]}
+            hidden, normed = linear(gated, rows, layer.down, **leave)
         return kernels.add_norm(hidden, None, norms[-1], self.layers[-1].eps)[1]
-
-    @staticmethod
-    def _add(kernels: Any, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor) -> Any:
-        tiles = kernels.residual_tiles(len(x), *weight.shape[::-1])
-        return kernels.launch(x, weight, tiles, residual=residual, next_norm=norm)
 
     def _many_rows(self, kernels: Any, hidden: Tensor, attended: Any) -> Tensor:
         delta = None
@@ -181,7 +180,7 @@ def _is_llama_like(layer: Any) -> bool:
     if linears[3].bias is not None or any(x.weight.dtype != torch.bfloat16 for x in linears):
         return False
     sizes = [*linears[0].weight.shape, *linears[3].weight.shape, *layer.mlp.gate_proj.weight.shape]
-    return all(size % 128 == 0 for size in sizes) and is_gated_mlp(layer.mlp)
+    return all(size % 64 == 0 for size in sizes) and is_gated_mlp(layer.mlp)
 
 
 def _weights(layer: Any) -> LayerWeights:

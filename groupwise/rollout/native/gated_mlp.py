@@ -47,7 +47,7 @@ def is_gated_mlp(module: Any) -> bool:
     weight = gate.weight
     if weight.device.type != "cuda" or weight.dtype not in (torch.bfloat16, torch.float16):
         return False
-    if weight.shape != up.weight.shape or any(size % 128 for size in weight.shape):
+    if weight.shape != up.weight.shape or any(size % 64 for size in weight.shape):
         return False
     x = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype, device=weight.device)[None, None]
     return torch.equal(module(x), down(F.silu(gate(x)) * up(x)))

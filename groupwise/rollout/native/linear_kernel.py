@@ -26,8 +26,8 @@ FEW_ROWS = 32
 """Up to so many rows our own products are faster than a matrix library's with kernels around."""
 FEW_GATED_ROWS = 64
 """The same of the gated product, which saves a kernel."""
-INPUT_TILE = 128
-"""Sizes of inputs must be multiples of it: a tile has so many of them or a part of that."""
+SIZES = 64
+"""Numbers of inputs and outputs must be multiples of it."""
 NORM_TILE = 64
 """Numbers whose squares `for_norm` adds up."""
 
@@ -176,7 +176,7 @@ class Tiles(NamedTuple):
 
     outputs: int
     splits: int = 1
-    inputs: int = INPUT_TILE
+    inputs: int = 128
     warps: int = 4
     stages: int = 4
     prefetch: int = 0
@@ -186,19 +186,17 @@ class Tiles(NamedTuple):
 # Measured on one H200 with the shapes of Qwen2.5-0.5B, -1.5B and -3B.
 
 
-def norm_tiles(rows: int) -> Tiles:
-    return Tiles(16, warps=4 if rows <= 16 else 2, stages=6, prefetch=4)
-
-
-def gated_tiles() -> Tiles:
-    return Tiles(64, inputs=64, stages=3)
-
-
-def residual_tiles(rows: int, inputs: int, outputs: int) -> Tiles:
+def tiles_for(rows: int, inputs: int, outputs: int) -> Tiles:
     """With many inputs a few programs share each tile's outputs: there are few of these."""
+    tile = 128 if inputs % 128 == 0 else SIZES
     if inputs < 2 * outputs:
-        return norm_tiles(rows)
-    return Tiles(32, splits=8) if outputs < 2048 else Tiles(32, splits=4, warps=2)
+        return Tiles(16, inputs=tile, warps=4 if rows <= 16 else 2, stages=6, prefetch=4)
+    if outputs < 2048:
+        return Tiles(32, splits=8, inputs=tile)
+    return Tiles(32, splits=4, inputs=tile, warps=2)
+
+
+GATED_TILES = Tiles(64, inputs=64, stages=3)
 
 
 def launch(
@@ -218,11 +216,8 @@ def launch(
     rows, inputs = source.shape
     outputs = len(weight) // 2 if gated else len(weight)
     assert source.is_contiguous() and weight.is_contiguous() and weight.shape[1] == inputs
-    assert (
-        inputs % INPUT_TILE == 0
-        and outputs % tiles.outputs == 0
-        and (tiles.splits == 1 or not gated)
-    )
+    assert inputs % tiles.inputs == 0 and outputs % tiles.outputs == 0
+    assert tiles.splits == 1 or not gated
     padded = max(16, triton.next_power_of_2(rows))
     out = source.new_empty(rows, outputs)
     left = None
@@ -295,7 +290,7 @@ def gated_product(x: Tensor, weight: Tensor) -> Tensor:
     if len(flat) > FEW_GATED_ROWS:
         out = gate_each(F.linear(flat, weight))
     else:
-        out, _ = launch(flat, weight, gated_tiles(), gated=True, dependent=False)
+        out, _ = launch(flat, weight, GATED_TILES, gated=True, dependent=False)
     return out.view(*x.shape[:-1], outputs)
 
 
