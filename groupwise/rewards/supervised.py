@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -90,8 +91,15 @@ def bounded_connection(end: socket.socket) -> Connection:
 
 def received(connection: Connection) -> Any:
     """The next message. Raises EOFError or OSError; one without a number is no message of ours."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        deadline, length = time.monotonic() + WHOLE_SECONDS, end.recv(4, socket.MSG_PEEK)
+        while 0 < len(length) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+            length = end.recv(4, socket.MSG_PEEK)
+    if len(length) == 4 and not 0 <= struct.unpack("!i", length)[0] <= MOST_BYTES:
+        raise OSError("a message of an impossible length")
     try:
-        return pickle.loads(connection.recv_bytes(MOST_BYTES))
+        return connection.recv()
     except (BlockingIOError, pickle.UnpicklingError) as error:
         raise OSError("half a message") from error
 
