@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from groupwise.rewards.supervised import received
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -31,7 +33,7 @@ class Answer:
 
 
 async def receive(connection: Connection) -> Any:
-    """The next message, without blocking the event loop until it comes. Raises EOFError."""
+    """The next message; the event loop goes on until it comes. Raises EOFError or OSError."""
     loop = asyncio.get_running_loop()
     readable = loop.create_future()
     loop.add_reader(
@@ -41,4 +43,4 @@ async def receive(connection: Connection) -> Any:
         await readable
     finally:
         loop.remove_reader(connection.fileno())
-    return connection.recv()
+    return received(connection)

@@ -29,7 +29,7 @@ from groupwise.environments.messages import Answer, Ask, receive
 from groupwise.environments.worker import FORK, WAIT
 from groupwise.errors import ConfigError, GroupwiseError
 from groupwise.rewards.isolation import IMPORT_SECONDS
-from groupwise.rewards.supervised import SupervisedWorker, how_it_ended
+from groupwise.rewards.supervised import SupervisedWorker, bounded_connection, how_it_ended
 from groupwise.types import Problem
 
 log = logging.getLogger("groupwise")
@@ -127,7 +127,7 @@ class Workers:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._requests, [FORK], [theirs.fileno()])
-        worker = Worker(self._receive_number(), Connection(ours.detach()))
+        worker = Worker(self._receive_number(), bounded_connection(ours))
         self._all.add(worker)
         return worker
 

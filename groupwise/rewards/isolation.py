@@ -12,20 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from groupwise.errors import RewardError
 from groupwise.rewards.base import Score, Signature, check_usable, signature_of
 from groupwise.rewards.call import Answers, Board, Call, Loaded, hung, perform
 from groupwise.rewards.messages import Done, Failure, Load, Refused
-from groupwise.rewards.supervised import SupervisedWorker, how_it_ended
+from groupwise.rewards.supervised import (
+    SupervisedWorker,
+    bounded_connection,
+    how_it_ended,
+    received,
+)
 
 IMPORT_SECONDS = 300.0
 """How long a user's module may take to import: it may load torch, or a model."""
 
 _POLL_SECONDS = 0.05
 _EXIT_SECONDS = 1.0
+_BROKEN = "wrote into the connection of its process to ours"
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,8 @@ class WorkerProcess:
         try:
             self._connection.send(call)
             while not isinstance(reply := self._receive(call.timeout, grace), Done):
-                assert isinstance(reply, Failure), reply
+                if not isinstance(reply, Failure):
+                    raise WorkerDied(_BROKEN)
                 if reply.slot is None:
                     stuck = reply.what
                 else:
@@ -139,7 +145,7 @@ class WorkerProcess:
             inherited = (theirs.fileno(), board.fileno())
             self._process = SupervisedWorker("groupwise.rewards.worker", inherited)
         theirs.close()
-        self._connection = Connection(ours.detach())
+        self._connection = bounded_connection(ours)
 
     def _revive(self) -> None:
         """A worker that died between two calls did not die of the next one's answers."""
@@ -169,9 +175,10 @@ class WorkerProcess:
         if not _in_time(self._connection.poll, self._board, seconds + grace):
             raise WorkerDied(hung(seconds))
         try:
-            return self._connection.recv()
-        except (EOFError, OSError):
-            raise WorkerDied(self._cause_of_death()) from None
+            return received(self._connection)
+        except (EOFError, OSError) as error:
+            broken = isinstance(error, OSError) and error.errno is None
+            raise WorkerDied(_BROKEN if broken else self._cause_of_death()) from None
 
     def _cause_of_death(self) -> str:
         code = self._process.wait(_EXIT_SECONDS)

@@ -2,12 +2,25 @@
 
 import contextlib
 import os
+import pickle
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
 
 from groupwise.rewards import reaper
+
+WHOLE_SECONDS = 3
+"""That the rest of a message may take once it has begun."""
+
+
+MOST_BYTES = 2**30
+"""Of a message: what is said to be longer is none."""
 
 
 class Lifeline:
@@ -63,6 +76,32 @@ class SupervisedWorker:
     def end(self) -> None:
         self._lifeline.cut()
         self._process.wait()
+
+
+def bounded_connection(end: socket.socket) -> Connection:
+    """Over which half a message is an OSError after `WHOLE_SECONDS`, and no wait without limit.
+
+    Code that writes to descriptors which are not its own may have sent the half.
+    """
+    timeout = struct.pack("ll", WHOLE_SECONDS, 0)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        end.setsockopt(socket.SOL_SOCKET, option, timeout)
+    return Connection(end.detach())
+
+
+def received(connection: Connection) -> Any:
+    """The next message. Raises EOFError or OSError; one without a number is no message of ours."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        deadline, length = time.monotonic() + WHOLE_SECONDS, end.recv(4, socket.MSG_PEEK)
+        while 0 < len(length) < 4 and time.monotonic() < deadline:
+            time.sleep(0.001)
+            length = end.recv(4, socket.MSG_PEEK)
+    if len(length) == 4 and not 0 <= struct.unpack("!i", length)[0] <= MOST_BYTES:
+        raise OSError("a message of an impossible length")
+    try:
+        return connection.recv()
+    except (BlockingIOError, pickle.UnpicklingError) as error:
+        raise OSError("half a message") from error
 
 
 def how_it_ended(code: int) -> str:

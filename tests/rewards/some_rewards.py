@@ -1,6 +1,7 @@
 """Reward functions for the scorer's tests. Those that misbehave do so on the text "bad"."""
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
@@ -228,4 +229,12 @@ def starts_a_daemon(completion: str) -> int:
 
 def forks(completion: str) -> float:
     os.fork()
+    return 1.0
+
+
+def writes_to_all_descriptors(completion: str) -> float:
+    if completion == "bad":
+        for number in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(number, b"{}\n")
     return 1.0

@@ -21,7 +21,7 @@ import pytest
 
 import some_rewards
 from groupwise.errors import RewardError, quoted
-from groupwise.rewards import call
+from groupwise.rewards import call, supervised
 from groupwise.rewards.base import Reward
 from groupwise.rewards.call import Board
 from groupwise.rewards.messages import Load
@@ -370,6 +370,15 @@ def test_a_worker_that_closed_its_descriptors_is_not_waited_for() -> None:
     with pytest.raises(RewardError, match=r"answer 1 .*closed the connection of its process"):
         score(ask("closes_descriptors"), "a", "bad")
     assert time.monotonic() - before < 15
+
+
+def test_a_worker_that_writes_to_our_connection_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervised, "WHOLE_SECONDS", 1)
+    with scorer_of(ask("writes_to_all_descriptors"), on_error="skip") as scorer:
+        [scores] = scorer.score([PLAIN] * 2, ["a", "bad"]).values()
+    assert scores[0] == 1.0
 
 
 def test_a_worker_that_closes_its_descriptors_between_two_batches_is_replaced() -> None:
