@@ -21,6 +21,7 @@ from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
 from groupwise.objective.assign import assign_advantages
 from groupwise.policy.logprobs import with_blanks
+from groupwise.policy.packing import microbatches
 from groupwise.rollout.collect import Rollout
 from groupwise.training.exchange import Exchange, assign_over_ranks, own_share
 from groupwise.training.memory_fit import TokenBudget
@@ -161,7 +162,8 @@ def test_a_blank_pass_leaves_the_gradient_alone() -> None:
     plain, padded = random_policy(), random_policy()
     accumulate(groups, plain, config)
     more = replace(padded, passes=lambda count: count + 2)
-    assert [bool(p.members) for p in with_blanks(more, [])] == [False, False]
+    nothing = microbatches(make_batch([]), more.layout, 1)
+    assert [bool(p.members) for p in with_blanks(more, nothing)] == [False, False]
     metrics = accumulate(groups, more, config)
     assert metrics is not None
     for ours, theirs in zip(plain.model.parameters(), padded.model.parameters(), strict=True):

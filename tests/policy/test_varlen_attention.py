@@ -66,8 +66,9 @@ def test_one_varlen_call_is_the_attention_of_each_answer_to_its_prompt_and_itsel
     shapes = [(1, 4, tokens, 8), (1, 2, tokens, 8), (1, 2, tokens, 8)]
     q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     expected = PackedAttention(GROUPS, torch.device("cpu"))(None, q, k, v, options)
-    flat = (x[0].transpose(0, 1) for x in (q, k, v))
-    packed = group_sequences(GROUPS, torch.device("cpu")).attention(*flat, options)
+    flat_q, flat_k, flat_v = (x[0].transpose(0, 1) for x in (q, k, v))
+    sequences = group_sequences(GROUPS, torch.device("cpu"))
+    packed = sequences.attention(flat_q, flat_k, flat_v, options)
     assert torch.allclose(packed, expected, atol=1e-5)
     weights = torch.randn_like(expected)
     for ours, theirs in zip(
