@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupwise.rollout.native.arrival_counters import arrival_counters
+from groupwise.rollout.native.kernel_launch import arrival_counters, overlaps_launches
 
 TILE_BYTES = 16_384
 """Of a tile's keys, and again of its values; a tile has at most 64 positions of the past."""
@@ -240,7 +240,7 @@ def launch(
     count = rows * kv_heads * splits if splits > 1 else 0
     parts = torch.empty(count * m * d, dtype=torch.float32, device=q.device)
     stats = torch.empty(count * 2 * m, dtype=torch.float32, device=q.device)
-    arrival = arrival_counters(q.device)
+    arrival, dependent = arrival_counters(q.device), dependent and overlaps_launches(q.device)
     assert splits == 1 or rows * kv_heads <= len(arrival)
     cos, sin = rotary or (out, out)
     kernel: Any = _decode_attention  # called as kernel[grid](...), which its type does not know

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupwise.rollout.native.arrival_counters import arrival_counters
+from groupwise.rollout.native.kernel_launch import arrival_counters, overlaps_launches
 
 FEW_ROWS = 32
 """Up to so many rows our own products are faster than a matrix library's with kernels around."""
@@ -218,6 +218,7 @@ def launch(
     assert source.is_contiguous() and weight.is_contiguous() and weight.shape[1] == inputs
     assert inputs % tiles.inputs == 0 and outputs % tiles.outputs == 0
     assert tiles.splits == 1 or not gated
+    dependent = dependent and overlaps_launches(source.device)
     padded = max(16, triton.next_power_of_2(rows))
     out = source.new_empty(rows, outputs)
     left = None

@@ -1,0 +1,23 @@
+"""What the kernels of a decode step share: counters, and whether they may overlap."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+COUNTERS = 2**16
+
+
+@cache
+def arrival_counters(device: torch.device) -> Tensor:
+    """With which a kernel's programs find out who comes last: zeros between two launches.
+
+    Kept forever, since CUDA graphs point to it. Launches on one stream share it.
+    """
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+@cache
+def overlaps_launches(device: torch.device) -> bool:
+    """Programmatic dependent launch: NVIDIA's GPUs from Hopper on have it."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
