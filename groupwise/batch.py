@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from groupwise.types import Completion, Group
+from groupwise.types import Advantage, Completion, Group
 
 STORED = ("old_logprobs", "old_entropies", "ref_logprobs")
 """What a batch knows of its answers' tokens and rollout files keep."""
@@ -213,7 +213,10 @@ def make_batch(
 
 def token_advantages(groups: Sequence[Group]) -> Tensor:
     """(B, T), an answer's number for each of its tokens; 0 where none were assigned."""
-    values = [a for group in groups for a in group.advantages or [0.0] * len(group.completions)]
+    values: list[Advantage] = []
+    for group in groups:
+        count = len(group.completions)
+        values += group.advantages[:count] or [0.0] * count
     present_BT = _present([completion for group in groups for completion in group.completions])
     whole_B = torch.tensor([0.0 if isinstance(v, tuple) else v for v in values])
     advantages_BT = present_BT * whole_B[:, None]

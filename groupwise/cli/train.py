@@ -12,7 +12,7 @@ from groupwise.cli.app import app, choose
 from groupwise.cli.signals import interrupt_when_stopped
 from groupwise.config import Config
 from groupwise.distributed.gpus import count_gpus, processes_for
-from groupwise.errors import ConfigError, Interrupted
+from groupwise.errors import ConfigError
 from groupwise.tracking.log_file import libraries_off_screen
 from groupwise.tracking.run import restart as set_run_aside
 
@@ -106,10 +106,7 @@ def _here(config: Config, folder: str, quiet: bool) -> Mapping[str, Any]:
     libraries_off_screen()
     from groupwise.training.api import train as run_training
 
-    try:
-        return run_training(config, folder, quiet=quiet).summary
-    except KeyboardInterrupt:
-        raise Interrupted("stopped at once; the last checkpoint is kept") from None
+    return run_training(config, folder, quiet=quiet).summary
 
 
 def _on_ray(
