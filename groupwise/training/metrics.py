@@ -9,7 +9,7 @@ import torch
 from groupwise.distributed.world import ALONE, World
 from groupwise.objective.loss import Metrics
 from groupwise.training.loss_scale import LossScale
-from groupwise.types import Group
+from groupwise.types import Completion, Group
 
 
 def rollout_metrics(
@@ -55,12 +55,20 @@ def _rollout_values(
 def staleness(groups: Sequence[Group], step: int, world: World = ALONE) -> dict[str, float]:
     """Updates between the weights that sampled the answers and those that step `step` begins with.
 
-    Its mean and its largest.
+    Its mean and its largest, by each answer's first token that is learned from.
     """
     answers = [c for group in groups for c in group.completions if c.tokens]
-    ages = [float(step - c.version) for c in answers]
+    ages = [float(step - _version(c)) for c in answers]
     largest = max(world.gather(max(ages, default=0.0)))
     return {**world.means({"staleness": ages}), "staleness_max": largest}
+
+
+def _version(completion: Completion) -> int:
+    """Of the weights that drew its first token that counts: older ones may have been masked."""
+    sampled = completion.sampled or (True,)
+    first = sampled.index(True) if True in sampled else 0
+    begun = [version for index, version in completion.versions if index <= first]
+    return begun[-1] if begun else completion.version
 
 
 def add_metrics(totals: Metrics, more: Metrics) -> None:

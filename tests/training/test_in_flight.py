@@ -13,8 +13,9 @@ from groupwise.tracking.run import read_metrics, read_rollouts
 from groupwise.training.api import train
 from groupwise.training.checkpoint import newest_checkpoint
 from groupwise.training.in_flight import recent_tokens
+from groupwise.training.metrics import staleness
 from groupwise.training.sampler import draw
-from groupwise.types import Completion
+from groupwise.types import Completion, Group, Problem
 from growing_engine import GrowingEngine, token
 from runs import small_config, use_workers
 from test_resume import attempt
@@ -152,3 +153,12 @@ def test_only_tokens_by_weights_that_are_recent_enough_count() -> None:
     assert recent_tokens(answer, 3).sampled == (False, True, True, True)  # pyright: ignore
     assert recent_tokens(answer, 6) is None
     assert recent_tokens(Completion((7,), (-1.0,), "eos", version=2), 3) is None
+
+
+def test_staleness_is_that_of_the_tokens_that_count() -> None:
+    answer = Completion((1, 2, 3), (0.0,) * 3, "eos", version=1, versions=((0, 1), (2, 4)))
+    recent = recent_tokens(answer, oldest=3)
+    assert recent is not None
+    for completion, age in ((answer, 4.0), (recent, 1.0)):
+        group = Group(Problem("a", ""), (1,), (completion,))
+        assert staleness([group], step=5) == {"staleness": age, "staleness_max": age}
