@@ -37,8 +37,13 @@ def test_only_what_python_says_of_its_own_start_is_let_through(
     assert interpreter_was_starting(ended, begun) is let_through
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kinds", [KINDS, "kills"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(KINDS, marks=pytest.mark.slow),
+        pytest.param("kills", marks=pytest.mark.cluster),  # eight minutes, and by the clock
+    ],
+)
 def test_a_small_campaign_meets_the_bar(kinds: str, tmp_path: pathlib.Path) -> None:
     minutes = "1" if kinds == KINDS else "15"  # every one of the 30 kills is wanted
     command = [sys.executable, "-m", "attack", "--small", "--seed", "1", "--minutes", minutes]

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED = (3, *(-number for number in SIGNALS))
+"""How a rank ends that was asked to stop: by the signal itself where its training was over."""
 GRACE = 20.0
 """Seconds that the others have to end by themselves after a rank failed."""
 PIPE = "GROUPWISE_LAUNCHER_PIPE"
@@ -152,6 +154,8 @@ def _exit_code(
         return 0
     first = next((one for one in failed if one.code == 2), failed[0])
     if first.code == 3 and (stopped or all(one.code == 3 for one in ended)):
+        return 3
+    if stopped and all(one.code in STOPPED for one in failed):
         return 3
     if first.rank and first.code > 0:
         _show(first, outputs)

@@ -243,6 +243,8 @@ def test_no_list_of_hosts_is_too_much(hosts: str) -> None:
         ([(0, 1), (1, 2)], False, 2, "[rank 1] error: a fix"),
         ([(1, 1), (0, -9)], True, 1, "[rank 1] error: a fix"),
         ([(0, 3), (1, -9)], False, 1, "rank 0 of 2 ended first, with exit code 3"),
+        ([(1, -2), (0, 0)], True, 3, ""),
+        ([(1, -2), (0, 0)], False, 1, "rank 1 of 2 ended first, with SIGINT"),
     ],
 )
 def test_one_exit_code_stands_for_all_ranks(
