@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+CHECKOUT = f"{pathlib.Path(__file__).resolve().parent.parent}/"
 GOOD = ("accepted", "refused")
 BAD = ("traceback", "hang", "orphan", "hash", "lost")
 """What misses the bar. hash: other weights than an undisturbed run; lost: a file or a prompt."""
@@ -38,11 +39,9 @@ class Outcome:
 def write_case(case: Case, outcome: Outcome, folder: pathlib.Path) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case.name}.json"
-    detail = (
-        outcome.detail
-        if len(outcome.detail) < 8000
-        else (f"{outcome.detail[:4000]}\n...\n{outcome.detail[-4000:]}")
-    )
+    detail = outcome.detail.replace(CHECKOUT, "")  # where it lies is nobody else's matter
+    if len(detail) >= 8000:
+        detail = f"{detail[:4000]}\n...\n{detail[-4000:]}"
     stored = {**asdict(case), "verdict": outcome.verdict, "detail": detail}
     path.write_text(json.dumps(stored, indent=1) + "\n")
     return path

@@ -8,7 +8,7 @@ from groupwise.check.plan.gpus import GIB
 from groupwise.check.plan.job import Job
 
 ACCURACY = (
-    "on an H200 steps took the planned memory +- 10 %, the time within 1.5 x: docs/scaling.md"
+    "on an H200 steps took the planned memory +- 15 %, the time within 1.5 x: docs/scaling.md"
 )
 
 
