@@ -26,6 +26,8 @@ class Step:
     update: float
     dated: bool = True
     """Whether the record says when it was made. Older ones are of code that waited for the host."""
+    memory_is_todays: bool = True
+    """Whether the code that was measured kept logits as today's does, where there is memory."""
 
     @property
     def planned_update(self) -> float:
@@ -81,6 +83,7 @@ def _compared(line: dict[str, Any], record: dict[str, Any]) -> Step:
         sampling=line["seconds"]["generation"],
         update=line["seconds"]["update"],
         dated="date" in record,
+        memory_is_todays=on_cpu or record.get("keeps_logits", False),
     )
 
 

@@ -122,9 +122,10 @@ def compared() -> str:
         "|---|---|---|---|",
     ]
     for step in compared_steps():
+        planned = step.plan.memory.tensors / GIB
+        change = _percent(planned, step.peak_gib) if step.memory_is_todays else "logits not kept"
         rows.append(
-            f"| {step.name} | {step.plan.memory.tensors / GIB:.1f}, {step.peak_gib:.1f} GiB "
-            f"({_percent(step.plan.memory.tensors / GIB, step.peak_gib)}) "
+            f"| {step.name} | {planned:.1f}, {step.peak_gib:.1f} GiB ({change}) "
             f"| {_seconds(step.plan.seconds['sampling'], step.sampling)} "
             f"| {_seconds(step.planned_update, step.update)} |"
         )

@@ -1,7 +1,7 @@
 """What we need of transformers models and configs beyond their public interface."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +83,20 @@ def no_split_modules(model: Any) -> list[str]:
 def model_id(model: Any) -> str:
     """The name or folder that a model was loaded from; empty for one made in memory."""
     return str(getattr(model.config, "_name_or_path", "") or "")
+
+
+def decode_together(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str] | None:
+    """`tokenizer.decode` of each, without special tokens and clean-up, on all cores at once.
+
+    None for a tokenizer that decodes in its own way.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    known, kind = PreTrainedTokenizerFast, type(tokenizer)
+    same = isinstance(tokenizer, known) and kind.decode is known.decode
+    if not same or kind._decode is not known._decode:
+        return None
+    return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows])
 
 
 def parsed_chat_template(template: str) -> Any:

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from groupwise.batch import make_batch
+from groupwise.policy import limits
 from groupwise.policy.attention import UnsupportedAttention, attention_interface_problem
 from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.packing import Rows, microbatches
 from groupwise.policy.policy import Policy
 from groupwise.policy.rounding import is_rounding
-from groupwise.policy.token_logprobs import token_logprobs
+from groupwise.policy.token_logprobs import device_memory, token_logprobs
 from groupwise.types import Completion, Group, Problem
 
 
@@ -43,6 +44,9 @@ def _answer_logprobs(
         temperature if rows.temperature_K is None else rows.temperature_K,
         vocab=policy.vocab,
         entropy_grad=entropy_grad,
+        kept_logits=limits.kept_logits(
+            device_memory(hidden.device), hidden.element_size(), policy.adapter is None
+        ),
     )
     return rows.scatter(logprobs), rows.scatter(entropies)
 

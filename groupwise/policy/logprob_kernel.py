@@ -15,6 +15,8 @@ from torch.autograd.function import once_differentiable
 
 BLOCK = 4096
 """Logits of a row that are looked at together."""
+LOWEST = tl.constexpr(-1e30)
+"""Below every logit; finite, so that differences are numbers."""
 
 
 @triton.jit
@@ -25,25 +27,26 @@ def _forward(
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_row
     scale = 1 / tl.load(temperatures_ptr + row) if HAS_TEMPERATURE else 1.0
-    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    # Each column of the blocks has its own sums, relative to the largest logit it has seen.
+    largest = tl.full([BLOCK], 2 * LOWEST, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     weighted = tl.zeros([BLOCK], tl.float32)  # the sum of x * exp(x), x relative to the largest
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
-        loaded = tl.load(logits_ptr + token, mask=token < vocab, other=float("-inf"))
-        x = loaded.to(tl.float32) * scale
-        new = tl.maximum(largest, x)
-        shift = tl.where(largest == float("-inf"), 0.0, largest - new)
-        rescale = tl.where(largest == float("-inf"), 0.0, tl.exp(shift))
-        x = tl.where(token < vocab, x - new, 0.0)
-        weight = tl.where(token < vocab, tl.exp(x), 0.0)
-        weighted = (weighted + shift * total) * rescale + x * weight
-        total = total * rescale + weight
-        largest = new
-    # Every column of the blocks has its own sums; the first block is whole, or all others empty.
+        loaded = tl.load(logits_ptr + token, mask=token < vocab, other=LOWEST)
+        x = tl.where(token < vocab, loaded.to(tl.float32) * scale, LOWEST)
+        above = x - largest
+        # Either this logit or what came before is scaled down: one exponential does for both.
+        smaller = tl.exp(-tl.abs(above))
+        is_new = above > 0
+        weighted = tl.where(
+            is_new, (weighted - above * total) * smaller, weighted + above * smaller
+        )
+        total = tl.where(is_new, total * smaller + 1, total + smaller)
+        largest = tl.maximum(largest, x)
     top = tl.max(largest, 0)
-    shift = tl.where(largest == float("-inf"), 0.0, largest - top)
-    rescale = tl.where(largest == float("-inf"), 0.0, tl.exp(shift))
+    shift = largest - top
+    rescale = tl.exp(shift)
     weighted_sum = tl.sum((weighted + shift * total) * rescale, 0)
     sum_ = tl.sum(total * rescale, 0)
     log_sum = tl.log(sum_)

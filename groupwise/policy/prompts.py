@@ -8,6 +8,7 @@ put behind the prompt, so a prompt has the same tokens with and without one.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from groupwise.compat.transformers import decode_together
 from groupwise.errors import DataError, ModelError
 from groupwise.policy.chat_template import render_chat
 from groupwise.types import Problem
@@ -84,8 +85,16 @@ def decode(tokens: Sequence[int], tokenizer: Any, eos_ids: Sequence[int]) -> str
 
     Some models end with a token that their tokenizer does not count as special.
     """
-    if tokens and tokens[-1] in eos_ids:
-        tokens = tokens[:-1]
-    return tokenizer.decode(
-        list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    return decode_all([tokens], tokenizer, eos_ids)[0]
+
+
+def decode_all(
+    answers: Sequence[Sequence[int]], tokenizer: Any, eos_ids: Sequence[int]
+) -> list[str]:
+    """The texts of several answers: on all cores, where the tokenizer can."""
+    rows = [tokens[:-1] if tokens and tokens[-1] in eos_ids else tokens for tokens in answers]
+    texts = decode_together(tokenizer, rows) if len(rows) > 1 else None
+    if texts is not None:
+        return texts
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    return [tokenizer.decode(list(row), **options) for row in rows]

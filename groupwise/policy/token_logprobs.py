@@ -2,14 +2,16 @@
 
 A step's logits (tokens x vocabulary) outgrow the model itself. Only two numbers per token are
 needed from them, so the projection goes chunk by chunk, and each chunk's logits are recomputed in
-the backward pass instead of being kept. When all of them fit the budget there is one chunk and
-nothing is computed twice. Both ways give the same numbers: no row of logits sees its neighbours.
+the backward pass instead of being kept, but for as many as a large memory has room for. When all of
+them fit the budget there is one chunk and nothing is computed twice. All ways give the same
+numbers: no row of logits sees its neighbours.
 
 K tokens (of any answers, flat), H hidden size, V vocabulary. Logits must be finite.
 """
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from groupwise.policy.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
+from groupwise.policy import limits
 
 CACHED = 2**19
 """Logits that are worked on at once on a CPU: 2 MB in float32."""
@@ -38,12 +40,14 @@ def token_logprobs(
     vocab: int,
     entropy_grad: bool = False,
     chunk_logits: int | None = None,
+    kept_logits: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(head(hidden) / temperature) at the targets, and the entropies, (K) both.
 
     `entropy_grad` keeps the entropy in the graph, for a bonus; otherwise it is a detached metric.
     Half-precision logits are raised to float32 first; wider ones stay as they are. On CUDA a kernel
-    does that on the way, so that float32 logits are never in memory.
+    does that on the way, so that float32 logits are never in memory. Of several chunks the first
+    ones, `kept_logits` in all, are not computed again in the backward pass.
     """
 
     def chunk_logprobs(
@@ -57,7 +61,7 @@ def token_logprobs(
         return logprobs_by_rows(logits_CV, targets_C, temperature)
 
     if chunk_logits is None:
-        chunk_logits = CPU_CHUNK_LOGITS if hidden_KH.device.type == "cpu" else CHUNK_LOGITS
+        chunk_logits = limits.chunk_logits(device_memory(hidden_KH.device))
     rows = max(1, chunk_logits // vocab)
     rows -= rows % ROWS if rows > ROWS else 0
     if len(targets_K) <= rows:
@@ -69,11 +73,21 @@ def token_logprobs(
     chunks = zip(hidden, targets, temperatures, strict=True)
     if torch.is_grad_enabled():
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        parts = [checkpoint(chunk_logprobs, *chunk, **options) for chunk in chunks]
+        again = partial(checkpoint, chunk_logprobs, **options)
+        kept = kept_logits // (rows * vocab)
+        parts = [(again if n >= kept else chunk_logprobs)(*c) for n, c in enumerate(chunks)]
     else:
         parts = [chunk_logprobs(*chunk) for chunk in chunks]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+@cache
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def plain_logprobs(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from groupwise.config import RolloutSettings
 from groupwise.distributed.world import ALONE, World
 from groupwise.policy.load import Policy
-from groupwise.policy.prompts import decode
+from groupwise.policy.prompts import decode_all
 from groupwise.rewards.base import Score, weighted
 from groupwise.rewards.length import overlong_penalty
 from groupwise.rewards.scorer import Scorer
@@ -153,7 +153,10 @@ async def sample_group(
             replace(answer, temperature=temperature)
             for (answer,), temperature in zip(answers, spread, strict=True)
         )
-    return Group(problem, tokens, tuple(_with_text(c, problem, policy) for c in completions))
+    rows = [completion.tokens for completion in completions]
+    texts = decode_all(rows, policy.tokenizer, policy.eos_ids)
+    answers = zip(completions, texts, strict=True)
+    return Group(problem, tokens, tuple(replace(c, text=problem.prefill + t) for c, t in answers))
 
 
 def _samplings(
@@ -226,8 +229,3 @@ def reward_weights(
     weights = {reward.name: reward.weight for reward in scorer.rewards}
     weights |= episodes.reward_weights if episodes is not None else {}
     return weights | ({"overlong": 1.0} if rollout.overlong_buffer else {})
-
-
-def _with_text(completion: Completion, problem: Problem, policy: Policy) -> Completion:
-    text = problem.prefill + decode(completion.tokens, policy.tokenizer, policy.eos_ids)
-    return replace(completion, text=text)

@@ -1,11 +1,15 @@
 """What we rely on in transformers beyond its public interface."""
 
+from typing import Any
+
 import torch
 from jinja2 import nodes
-from transformers import PreTrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from groupwise.compat.transformers import (
     attn_implementation,
+    decode_together,
     has_attention_interface,
     is_adapter_checkpoint,
     no_split_modules,
@@ -63,3 +67,18 @@ def test_layers_run_under_the_checkpoint_function_that_was_set() -> None:
 def test_a_chat_template_is_parsed_by_the_environment_that_renders_it() -> None:
     tree = parsed_chat_template("{% generation %}{{ 2 ** 3 }}{% endgeneration %}")
     assert next(tree.find_all(nodes.Pow)) is not None
+
+
+def test_answers_are_decoded_together_as_one_by_one_unless_a_tokenizer_has_its_own_way() -> None:
+    class Own(PreTrainedTokenizerFast):
+        def decode(self, *args: Any, **kwargs: Any) -> str:
+            return "own"
+
+    words = {f"word{n}": n for n in range(20)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="word0"))
+    plain = PreTrainedTokenizerFast(tokenizer_object=backend)
+    rows = [(5, 6, 7), (), (8,), tuple(range(20))]
+    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    one_by_one = [plain.decode(list(row), **options) for row in rows]
+    assert decode_together(plain, rows) == one_by_one
+    assert decode_together(Own(tokenizer_object=backend), rows) is None

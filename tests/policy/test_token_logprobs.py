@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from groupwise.policy.limits import chunk_logits, kept_logits
 from groupwise.policy.token_logprobs import token_logprobs
 
 K, H, V = 37, 8, 53
@@ -93,6 +94,35 @@ def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chun
     logprobs, _ = token_logprobs(hidden, head, targets, 1.0, vocab=V, chunk_logits=K * V)
     logprobs.sum().backward()
     assert seen == [K]
+
+
+def test_logits_that_are_kept_are_not_computed_again_and_give_the_same_gradient():
+    hidden, weight, targets = inputs()
+    seen: list[int] = []
+
+    def head(h):
+        seen.append(len(h))
+        return h @ weight.T
+
+    def gradient(kept: int) -> torch.Tensor:
+        seen.clear()
+        options = {"vocab": V, "chunk_logits": 10 * V, "kept_logits": kept * V}
+        logprobs, _ = token_logprobs(hidden, head, targets, 1.0, **options)
+        (found,) = torch.autograd.grad((logprobs * torch.arange(K)).sum(), hidden)
+        return found
+
+    again = gradient(0)
+    assert len(seen) == 8
+    assert torch.equal(gradient(29), again) and len(seen) == 6  # two chunks and no part of one
+    assert torch.equal(gradient(1000), again) and len(seen) == 4
+
+
+def test_only_a_large_memory_keeps_logits_and_only_of_a_head_that_trains():
+    gib = 2**30
+    assert chunk_logits(None) == chunk_logits(24 * gib) < chunk_logits(80 * gib)
+    assert kept_logits(80 * gib, 2, True) * 2 == pytest.approx(2.5 * gib)
+    for memory, trains in ((80 * gib, False), (24 * gib, True), (None, True)):
+        assert kept_logits(memory, 2, trains) == 0
 
 
 def test_backward_keeps_no_logits_of_other_chunks():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from groupwise.check.plan.gpus import GIB, Gpu
 from groupwise.check.plan.job import SHARDS_GRADIENTS, SHARDS_OPTIMIZER, SHARDS_WEIGHTS, Job
 from groupwise.check.plan.shapes import Shape
-from groupwise.policy.limits import CHUNK_LOGITS, CPU_CHUNK_LOGITS
+from groupwise.policy.limits import chunk_logits, kept_logits
 from groupwise.policy.sizes import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES, NF4_BYTES
 from groupwise.rollout.native.limits import CACHE_SHARE, MULTI_STEP, PAGE, PREFILL_TOKENS
 
@@ -169,7 +169,7 @@ def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
 def held_tokens(job: Job, rows: int, page: int) -> int:
     """Tokens that the pages of running answers hold: a group's full prompt pages are there once."""
     shared = job.prompt_tokens // page * page
-    own = job.prompt_tokens - shared + job.answer_tokens + MULTI_STEP
+    own = job.prompt_tokens - shared + job.answer_tokens + 2 * MULTI_STEP
     return math.ceil(rows / job.group_size) * shared + rows * math.ceil(own / page) * page
 
 
@@ -228,13 +228,16 @@ def kept_bytes(shape: Shape, job: Job, tokens: int) -> float:
     return tokens * shape.layers * layer_kept(shape, job)
 
 
-def logits_bytes(shape: Shape, job: Job, tokens: int, on_cpu: bool) -> float:
-    """One chunk of the head's output with what is computed from it, backward included."""
-    limit = CPU_CHUNK_LOGITS if on_cpu else CHUNK_LOGITS
-    count = min(tokens, max(1, limit // shape.vocab)) * shape.vocab
-    if job.entropy_grad and on_cpu:
+def logits_bytes(shape: Shape, job: Job, gpu: Gpu, tokens: int) -> float:
+    """One chunk of the head's output with what is computed from it, backward included; and those
+    that are kept."""
+    memory = None if gpu.is_cpu else gpu.memory
+    chunk = max(1, chunk_logits(memory) // shape.vocab)
+    count = min(tokens, chunk) * shape.vocab
+    if job.entropy_grad and gpu.is_cpu:
         return count * (job.number + 24)
-    return count * 2 * job.number
+    kept = kept_logits(memory, job.number, not job.rank) // (chunk * shape.vocab) * chunk
+    return (2 * count + min(kept, tokens - min(tokens, chunk)) * shape.vocab) * job.number
 
 
 def update_moments(
@@ -257,7 +260,7 @@ def update_moments(
         {
             "gradients": before + head,
             "activations": kept + last,
-            "logits": logits_bytes(shape, job, predicted, gpu.is_cpu),
+            "logits": logits_bytes(shape, job, gpu, predicted),
         },
         {"gradients": before + head, "activations": kept + again + passing},
         {"gradients": gradients + head, "activations": tokens * shape.hidden * job.number},

@@ -2,11 +2,14 @@
 
 A step of a small model is hundreds of kernels of a few microseconds each; launched from Python the
 GPU would wait. The graph reads and writes fixed buffers, so that several steps run without the
-host: each replay takes the token that the one before sampled. Page tables have a few widths, so
-that short answers are not attended to as long ones would be.
+host: each replay takes the token that the one before sampled. The next steps can be launched before
+the tokens of these are read, so that the GPU does not wait while the host looks at them; rows of
+answers that turn out to have ended are dropped. Page tables have a few widths, so that short
+answers are not attended to as long ones would be.
 """
 
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from groupwise.batch import copied_to
 from groupwise.compat.torch_compile import mark_rows_dynamic
 from groupwise.policy.attention import use_attention
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compile_problem
 from groupwise.rollout.native.decode_attention import DecodeAttention
 from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
-from groupwise.rollout.native.limits import LONG_MULTI_STEP
-from groupwise.rollout.native.running_batch import RunningBatch
+from groupwise.rollout.native.limits import MULTI_STEP
+from groupwise.rollout.native.running_batch import Answer, RunningBatch
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.types import Sampling
@@ -54,7 +58,7 @@ class Buffers:
             zeros(rows),
             zeros(rows, 2, dtype=torch.int32),
             # A column more than rows: code that is compiled for some of the rows serves all, too.
-            zeros(LONG_MULTI_STEP, 2, rows + 1, dtype=torch.float64),
+            zeros(MULTI_STEP, 2, rows + 1, dtype=torch.float64),
             zeros(1),
             {},
         )
@@ -73,6 +77,25 @@ class GraphKey:
     sampling: Sampling
 
 
+@dataclass(frozen=True)
+class LaunchedSteps:
+    """Decode steps that were launched: whose they are, and where their tokens will be."""
+
+    answers: Sequence[Answer]
+    steps: int
+    version: int
+    """Of the weights that draw the tokens."""
+    drawn_K2S: Tensor
+    """On the host, once they are `done`."""
+    done: torch.cuda.Event
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Wait for the tokens and log-probs: (n, steps) each."""
+        self.done.synchronize()
+        drawn = self.drawn_K2S.numpy()[:, :, : len(self.answers)].transpose(1, 2, 0)
+        return drawn[0].astype(np.int64), drawn[1].astype(np.float32)
+
+
 class DecodeGraphs:
     def __init__(self, policy: Policy, max_batch: int, compile_layers: bool) -> None:
         self.policy, self.max_batch = policy, max_batch
@@ -84,9 +107,10 @@ class DecodeGraphs:
         self.captured: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self.weights: tuple[int, ...] = ()
         self.pool = None
-        self.loaded: tuple[int, GraphKey] | None = None
-        """Which rows of the batch, for which graph, the buffers hold."""
-        self.loaded_paging = 0
+        self.answers: Sequence[Answer] = ()
+        """Whose rows the buffers hold, as far as launched steps will have brought them."""
+        self.loaded_table: tuple[int, int, GraphKey] | None = None
+        """Which rows and pages of the batch, for which graph, the page table holds."""
 
     def sample(
         self, logits_nV: Tensor, keys: Tensor, positions: Tensor, sampling: Sampling, seen: Tensor
@@ -98,7 +122,8 @@ class DecodeGraphs:
     def reset(self) -> None:
         """The cache was replaced, or the weights: graphs that point into them are invalid."""
         self.captured.clear()
-        self.buffers = self.pool = self.loaded = None
+        self.buffers = self.pool = self.loaded_table = None
+        self.answers = ()
 
     def follow_weights(self) -> None:
         """Weights that are now elsewhere in memory invalidate the graphs and fused projections."""
@@ -106,44 +131,73 @@ class DecodeGraphs:
             self.reset()
             self.layers = None
 
-    def run(
+    def launch(
         self,
         attention: DecodeAttention,
         batch: RunningBatch,
         rows: np.ndarray,
         sampling: Sampling,
         steps: int,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`steps` tokens and log-probs for each of these rows: (n, steps) each.
+        version: int,
+        unread: int = 0,
+    ) -> LaunchedSteps | None:
+        """`steps` more tokens for each of these rows, which own the pages for them.
 
-        The rows own the pages for them. What is written past an answer's end goes to page 0.
+        `unread` steps of these rows were launched before and are not in the batch yet. None where
+        they have to be read first. What is written past an answer's end goes to page 0.
         """
-        count, page = len(rows), attention.cache.page
-        width = table_width(-(-(int(batch.kv_lens[rows].max()) + steps) // page))
-        key = GraphKey(padded_size(count, self.max_batch), width, sampling)
+        answers = [batch.answers[row] for row in rows.tolist()]
+        longest = int(batch.kv_lens[rows].max()) + unread + steps
+        width = table_width(-(-longest // attention.cache.page))
+        key = GraphKey(padded_size(len(rows), self.max_batch), width, sampling)
+        if unread and (key not in self.captured or not set(answers) <= set(self.answers)):
+            return None
         graph = self._graph(attention, key)
         buffers = self.buffers
         assert buffers is not None
-        if self.loaded != (batch.membership, key):
-            self._load(buffers, batch, rows, key.rows)
-        if self.loaded != (batch.membership, key) or self.loaded_paging != batch.paging:
+        self._arrange(buffers, batch, rows, answers, key.rows)
+        if self.loaded_table != (batch.membership, batch.paging, key):
             self._load_page_table(buffers, attention, batch, rows, key)
-        self.loaded, self.loaded_paging = (batch.membership, key), batch.paging
+            self.loaded_table = batch.membership, batch.paging, key
         buffers.step.zero_()
         for _ in range(steps):
             graph.replay()
-        tokens, logprobs = buffers.drawn_K2S[:steps].cpu().numpy()[:, :, :count].transpose(1, 2, 0)
-        return tokens.astype(np.int64), logprobs.astype(np.float32)
+        return LaunchedSteps(answers, steps, version, *self._copied_to_host(buffers, steps))
 
-    def _load(self, buffers: Buffers, batch: RunningBatch, rows: np.ndarray, size: int) -> None:
-        count = len(rows)
-        state = np.stack([batch.last_tokens[rows], batch.kv_lens[rows], batch.output_lens[rows]])
-        token, kv_len, position = torch.from_numpy(state).to(buffers.kv_len_S.device)
-        buffers.last_token_S[:count] = token
-        buffers.kv_len_S[:count] = kv_len
+    def _copied_to_host(self, buffers: Buffers, steps: int) -> tuple[Tensor, torch.cuda.Event]:
+        """A copy that is made when the steps are done: the next ones overwrite the buffer."""
+        drawn, done = buffers.drawn_K2S[:steps], torch.cuda.Event()
+        copy = torch.empty(drawn.shape, dtype=drawn.dtype, pin_memory=True)
+        copy.copy_(drawn, non_blocking=True)
+        done.record()
+        return copy, done
+
+    def _arrange(
+        self,
+        buffers: Buffers,
+        batch: RunningBatch,
+        rows: np.ndarray,
+        answers: Sequence[Answer],
+        size: int,
+    ) -> None:
+        """Bring the buffers' rows into the batch's order, or load them where some are not there."""
+        count, device = len(rows), buffers.kv_len_S.device
+        state = (buffers.last_token_S, buffers.kv_len_S, buffers.position_S, buffers.keys_S2)
+        places = {answer: n for n, answer in enumerate(self.answers)}
+        if set(answers) <= set(places):
+            order = [places[answer] for answer in answers]
+            if order == list(range(len(places))):
+                return
+            chosen = copied_to(torch.tensor(order), device)
+            values = [tensor[chosen] for tensor in state]
+        else:
+            numbers = [batch.last_tokens[rows], batch.kv_lens[rows], batch.output_lens[rows]]
+            keys = key_tensor(batch.keys[rows].tolist(), device)
+            values = [*copied_to(torch.from_numpy(np.stack(numbers)), device), keys]
+        for tensor, value in zip(state, values, strict=True):
+            tensor[:count] = value
         buffers.kv_len_S[count:size] = 0
-        buffers.position_S[:count] = position
-        buffers.keys_S2[:count] = key_tensor(batch.keys[rows].tolist(), token.device)
+        self.answers = answers
 
     def _load_page_table(
         self,
@@ -157,16 +211,15 @@ class DecodeGraphs:
         pages = batch.table[rows, : key.table_width]
         table = np.zeros((key.rows, key.table_width), dtype=np.int64)
         table[: len(rows), : pages.shape[1]] = attention.cache.offsets[pages]
-        buffers.page_table(key.table_width)[: key.rows] = torch.from_numpy(table).to(
-            buffers.kv_len_S.device
-        )
+        held = buffers.page_table(key.table_width)
+        held[: key.rows] = copied_to(torch.from_numpy(table), held.device)
 
     def _graph(self, attention: DecodeAttention, key: GraphKey) -> torch.cuda.CUDAGraph:
         if key in self.captured:
             return self.captured[key]
         if self.buffers is None:
             self.buffers = Buffers.on(attention.cache.device, self.max_batch)
-        self.loaded = None
+        self.answers, self.loaded_table = (), None
         self._prepare(attention)
         try:
             self._warm_up(self.buffers, attention, key)

@@ -2,10 +2,12 @@
 
 The model sees all rows at once. Tokens are drawn for the rows of one `Sampling` at a time, as
 answers with different ones may run together. On CUDA a step is a replay of a graph, which draws as
-well: there the rows of each `Sampling` take their steps in turn.
+well: there the rows of each `Sampling` take their steps in turn; where all have the same, the next
+steps are launched before these are read.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,15 +16,22 @@ from torch import Tensor
 from groupwise.policy.attention import use_attention
 from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.policy import Policy
-from groupwise.rollout.native.cuda_graphs import DecodeGraphs
+from groupwise.rollout.native.cuda_graphs import DecodeGraphs, LaunchedSteps
 from groupwise.rollout.native.decode_attention import DecodeAttention
-from groupwise.rollout.native.limits import LONG_MULTI_STEP
+from groupwise.rollout.native.limits import MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningBatch
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 
-Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Rows, and their new tokens and log-probs: (n, steps) each."""
+
+class Drawn(NamedTuple):
+    """Rows, and their new tokens and log-probs: (n, steps) each."""
+
+    rows: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    version: int | None = None
+    """Of the weights that drew them; None: the present ones."""
 
 
 class Decoder:
@@ -35,20 +44,72 @@ class Decoder:
     ) -> None:
         self.policy, self.attention, self.compiled = policy, attention, compiled
         self.graphs = graphs if attention.has_kernel else None
-        self.most_steps = 1 if self.graphs is None else LONG_MULTI_STEP
+        self.most_steps = 1 if self.graphs is None else MULTI_STEP
+        self.launched: LaunchedSteps | None = None
+        """Steps that are not read yet."""
 
-    def decode(self, batch: RunningBatch, most_steps: int) -> Iterator[Drawn]:
-        """Some more tokens for all rows, which own the pages for `most_steps`."""
+    @property
+    def unread(self) -> int:
+        """How many steps were launched and not read."""
+        return self.launched.steps if self.launched else 0
+
+    def decode(
+        self, batch: RunningBatch, most_steps: int, version: int = 0, *, ahead: bool = False
+    ) -> Iterator[Drawn]:
+        """Some more tokens for all rows, which own the pages for `most_steps` more than is known.
+
+        `ahead`: they own the pages for as many again, and the next steps are to be launched before
+        these are read.
+        """
         if self.graphs is None:
             yield from self._forward(batch, np.arange(batch.size))
             return
-        for sampling, rows in batch.by_sampling():
-            if sampling.repetition_penalty == 1:
-                most = int((batch.max_tokens[rows] - batch.output_lens[rows]).max())
-                steps = min(most_steps, most)
-                yield rows, *self.graphs.run(self.attention, batch, rows, sampling, steps)
-            else:
-                yield from self._forward(batch, rows)
+        samplings = batch.by_sampling()
+        (sampling, rows), *others = samplings
+        if others or sampling.repetition_penalty != 1:
+            yield from self.read(batch)
+            for sampling, rows in samplings:
+                if sampling.repetition_penalty != 1:
+                    yield from self._forward(batch, rows)
+                else:
+                    self.launched = self._launch(self.graphs, batch, most_steps, version, rows)
+                    yield from self.read(batch)
+            return
+        if self.launched is None:
+            self.launched = self._launch(self.graphs, batch, most_steps, version, rows)
+        following = None
+        if ahead:
+            following = self._launch(self.graphs, batch, most_steps, version, rows)
+        yield from self.read(batch)
+        self.launched = following
+
+    def read(self, batch: RunningBatch) -> Iterator[Drawn]:
+        """The tokens of launched steps, for those of their answers that still run."""
+        launched, self.launched = self.launched, None
+        if launched is None:
+            return
+        row_of = {answer: row for row, answer in enumerate(batch.answers)}
+        running = [n for n, answer in enumerate(launched.answers) if answer in row_of]
+        if running:
+            rows = np.array([row_of[launched.answers[n]] for n in running])
+            tokens, logprobs = launched.read()
+            yield Drawn(rows, tokens[running], logprobs[running], launched.version)
+
+    def _launch(
+        self,
+        graphs: DecodeGraphs,
+        batch: RunningBatch,
+        most_steps: int,
+        version: int,
+        rows: np.ndarray,
+    ) -> LaunchedSteps | None:
+        """The next steps after those that are not read yet; None where there are none to take."""
+        sampling, unread = batch.answers[rows[0]].sampling, self.unread
+        longest = int((batch.max_tokens[rows] - batch.output_lens[rows]).max()) - unread
+        steps = min(most_steps, longest)
+        if steps <= 0:
+            return None
+        return graphs.launch(self.attention, batch, rows, sampling, steps, version, unread)
 
     def _forward(self, batch: RunningBatch, rows: np.ndarray) -> Iterator[Drawn]:
         """One step of these rows without a graph."""
@@ -76,7 +137,7 @@ class Decoder:
             positions = torch.from_numpy(batch.output_lens[own]).to(device)
             seen = self._seen_tokens(batch, own, sampling.repetition_penalty != 1)
             tokens, logprobs = sample(logits, keys, positions, sampling, seen)
-            yield own, tokens[:, None].cpu().numpy(), logprobs[:, None].cpu().numpy()
+            yield Drawn(own, tokens[:, None].cpu().numpy(), logprobs[:, None].cpu().numpy())
 
     def _seen_tokens(self, batch: RunningBatch, rows: np.ndarray, wanted: bool) -> Tensor:
         """Prompt and answer so far, rows padded with their own first token; or nothing."""

@@ -3,9 +3,7 @@
 PREFILL_TOKENS = 8192
 """Prompt tokens that go through the model at once."""
 MULTI_STEP = 8
-"""Decode steps between two synchronisations with the host; tokens past an end are dropped."""
-LONG_MULTI_STEP = 32
-"""As many while no answer waits for a row and there are pages enough."""
+"""Decode steps that are launched together; tokens past an answer's end are dropped."""
 CACHE_SHARE = 0.8
 """Share of the free memory that the KV cache may take."""
 CHUNK_BYTES = 2**28

@@ -130,8 +130,11 @@ def _gated(gate, up):
 
 
 @triton.jit
-def _gate_each(both_ptr, out_ptr, outputs, BLOCK: tl.constexpr):
+def _gate_each(both_ptr, out_ptr, outputs, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     """One row's (gate, up), computed before, to their gated product."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     row, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o < outputs
     gate = tl.load(both_ptr + row * 2 * outputs + o, mask=inside)
@@ -142,11 +145,15 @@ def _gate_each(both_ptr, out_ptr, outputs, BLOCK: tl.constexpr):
 @triton.jit
 def _add_norm(
     hidden_ptr, delta_ptr, norm_ptr, sum_ptr, out_ptr, size, eps,
-    SIZE: tl.constexpr, HAS_DELTA: tl.constexpr,
+    SIZE: tl.constexpr, HAS_DELTA: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A row's sum of hidden states and what a layer adds to them, and its RMS norm."""
     row, n = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
     inside = n < size
+    weight = tl.load(norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
     hidden = tl.load(hidden_ptr + row * size + n, mask=inside, other=0.0)
     if HAS_DELTA:
         delta = tl.load(delta_ptr + row * size + n, mask=inside, other=0.0)
@@ -154,7 +161,6 @@ def _add_norm(
         tl.store(sum_ptr + row * size + n, hidden, mask=inside)
     wide = hidden.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    weight = tl.load(norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
     out = normed.to(hidden.dtype).to(tl.float32) * weight
     tl.store(out_ptr + row * size + n, out.to(hidden.dtype), mask=inside)
 
@@ -265,11 +271,12 @@ def add_norm(
     """hidden + delta, and the RMS norm of that."""
     rows, size = hidden.shape
     total = hidden if delta is None else torch.empty_like(hidden)
-    out = torch.empty_like(hidden)
+    out, dependent = torch.empty_like(hidden), overlaps_launches(hidden.device)
     kernel: Any = _add_norm
     kernel[rows,](
         hidden, hidden if delta is None else delta, norm, total, out, size, eps,
-        SIZE=triton.next_power_of_2(size), HAS_DELTA=delta is not None, num_warps=4,
+        SIZE=triton.next_power_of_2(size), HAS_DELTA=delta is not None, DEPENDENT=dependent,
+        num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     return total, out
 
@@ -277,9 +284,11 @@ def add_norm(
 def gate_each(both: Tensor) -> Tensor:
     """(rows, 2 * outputs) of gate and up to silu(gate) * up."""
     rows, outputs = both.shape[0], both.shape[1] // 2
-    out = both.new_empty(rows, outputs)
+    out, dependent = both.new_empty(rows, outputs), overlaps_launches(both.device)
     kernel: Any = _gate_each
-    kernel[rows, triton.cdiv(outputs, 1024)](both, out, outputs, BLOCK=1024, num_warps=4)
+    kernel[rows, triton.cdiv(outputs, 1024)](
+        both, out, outputs, BLOCK=1024, DEPENDENT=dependent, num_warps=4, launch_pdl=dependent
+    )
     return out
 
 
@@ -291,7 +300,7 @@ def gated_product(x: Tensor, weight: Tensor) -> Tensor:
     if len(flat) > FEW_GATED_ROWS:
         out = gate_each(F.linear(flat, weight))
     else:
-        out, _ = launch(flat, weight, GATED_TILES, gated=True, dependent=False)
+        out, _ = launch(flat, weight, GATED_TILES, gated=True)
     return out.view(*x.shape[:-1], outputs)
 
 

@@ -21,7 +21,7 @@ from groupwise.policy.policy import Policy
 from groupwise.rollout.engine import OnTokens
 from groupwise.rollout.native.decode import Decoder, Drawn
 from groupwise.rollout.native.kv_cache import PagedKVCache
-from groupwise.rollout.native.limits import MULTI_STEP, PREFILL_TOKENS
+from groupwise.rollout.native.limits import PREFILL_TOKENS
 from groupwise.rollout.native.prefill import Context, prefill
 from groupwise.rollout.native.running_batch import Answer, RunningBatch
 from groupwise.rollout.stopping import StopStrings
@@ -91,10 +91,13 @@ class Scheduler:
 
     def step(self) -> None:
         self._drop_calls()
-        self._admit()
-        steps = self._give_pages()
+        if self.waiting or self.prefilled:
+            self._append(self.decoder.read(self.batch))
+            self._admit()
+        ahead = self._give_pages()
         if self.batch.size:
-            self._append(self.decoder.decode(self.batch, steps))
+            steps = self.decoder.most_steps
+            self._append(self.decoder.decode(self.batch, steps, self.version, ahead=ahead))
 
     def _drop_calls(self) -> None:
         """Forget calls that were cancelled or have failed, and free what they held."""
@@ -182,18 +185,20 @@ class Scheduler:
             self._append(self.decoder.draw(self.batch, rows, torch.stack(logits)))
         return bool(logits)
 
-    def _give_pages(self) -> int:
-        """See to it that every row has the pages for its next tokens; how many these may be."""
-        batch, page, steps = self.batch, self.cache.page, self.decoder.most_steps
-        if self.waiting or self.prefilled:  # a row that becomes free is wanted soon
-            steps = min(steps, MULTI_STEP)
+    def _give_pages(self) -> bool:
+        """See to it that every row has the pages for its next steps; whether for the ones after
+        them, too."""
+        batch, page, decoder = self.batch, self.cache.page, self.decoder
+        # A row that becomes free is wanted soon: while answers wait, nothing is launched ahead.
+        ahead = decoder.most_steps > 1 and not (self.waiting or self.prefilled)
         while True:
+            steps = 2 * decoder.most_steps if ahead else decoder.unread or decoder.most_steps
             wanted = np.minimum(batch.kv_lens + steps, batch.max_kv_lens)
             missing = -(-wanted // page) - batch.page_counts[: batch.size]
             if self.pool.reserve(int(missing.sum())):
                 break
-            if steps > MULTI_STEP:
-                steps = MULTI_STEP
+            if ahead:
+                ahead = False
             elif self.prefilled:
                 self._wait_again(self.prefilled.pop())
             elif batch.size > 1:
@@ -203,7 +208,7 @@ class Scheduler:
                 self._leave([0])
         for row in np.flatnonzero(missing).tolist():
             batch.add_pages(row, self.pool.alloc(int(missing[row])))
-        return steps
+        return ahead
 
     def _preempt(self, row: int) -> None:
         answer = self.batch.answers[row]
@@ -219,9 +224,10 @@ class Scheduler:
     def _append(self, drawn: Iterable[Drawn]) -> None:
         """Append new tokens to their rows, and take finished answers out."""
         ended: dict[int, StopReason] = {}
-        for rows, tokens, logprobs in drawn:
+        for rows, tokens, logprobs, version in drawn:
             before = self.batch.output_lens[rows]
-            ended |= self.batch.append(rows, tokens, logprobs, self.version)
+            by = self.version if version is None else version
+            ended |= self.batch.append(rows, tokens, logprobs, by)
             self._tell(rows.tolist(), before.tolist())
         for row, reason in ended.items():
             answer = self.batch.answers[row]
