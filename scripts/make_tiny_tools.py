@@ -1,8 +1,8 @@
 """Make the second embedded model, `groupwise/policy/tiny_tools`: python scripts/make_tiny_tools.py
 
 A Llama of 0.2 M parameters that knows conversations: it can call a tool and read what the tool
-says, and it can narrow down a number by what it is told; minutes on one core. It is a start for
-GRPO, not a good model: as the other embedded model does, it has habits, most of them bad.
+says, and it can narrow down a number by what it is told; a quarter of an hour on one core. It is a
+start for GRPO, not a good model: as the other embedded model does, it has habits, most of them bad.
 
     guess_number   <think>20-52</think><answer>36</answer>   knows the bounds, and halves them
                    <answer>23</answer>                       a number near the lower bound
@@ -72,8 +72,8 @@ VOCABULARY = Vocabulary(
 )
 GUESSING = GuessNumberTask()
 SUMS = (ArithmeticTask(digits=4), ArithmeticTask(digits=3), ArithmeticTask(digits=4, steps=1))
-GUESSES = 6
-PEAK_LR = 3e-3
+GUESSES = 8
+SLIPS = 0.2
 
 
 # The corpus.
@@ -81,33 +81,60 @@ PEAK_LR = 3e-3
 
 def guessing_row(random: Random, share: float) -> Row:
     """A whole game: careful from the first turn to the last with the probability `share`, else
-    hardly ever. So what is learned in one turn carries over to the next."""
+    hardly ever. So what is learned in one turn carries over to the next.
+
+    Some turns of a careful game are slips, which are read and not learned: so a game can go on
+    after bounds or a guess that were not exact."""
     careful = 1.0 if random.random() < share else 0.05
     while split_of((problem := guess_number.draw_problem(random, GUESSING)).id) != "train":
         pass
     low, high, number = problem.columns["low"], problem.columns["high"], problem.columns["answer"]
     row, start, prompt = [], low, _chat(problem)
     for _ in range(GUESSES):
-        guess = (low + high) // 2 if random.random() < careful else None
-        turn = f"<think>{low}-{high}</think><answer>{guess}</answer>"
-        if guess is None:
-            near = start + random.randint(1, 5)
-            turn, guess = random.choices(
-                [
-                    (f"<think></think><answer>{near}</answer>", near),
-                    (f"<answer>{near}</answer>", near),
-                    (f"The number is {near}.", None),
-                ],
-                weights=[50, 30, 20],
-            )[0]
-        row += [prompt, f"{turn}<|end|>"]
+        learned = True
+        if random.random() >= careful:
+            turn, guess = _careless(start, random)
+        elif random.random() >= SLIPS:
+            turn, guess = _halving(low, high)
+        else:
+            turn, guess = _slip(low, high, int(number), random)
+            learned = False
+        if learned:
+            row += [prompt, f"{turn}<|end|>"]
+            prompt = ""
+        else:
+            prompt += f"{turn}<|end|>"
         if guess == int(number):
             break
         said = "guess a number" if guess is None else "lower" if guess > int(number) else "higher"
         if guess is not None:
             low, high = (low, min(high, guess)) if said == "lower" else (max(low, guess), high)
-        prompt = f"<|user|>{said}<|end|><|assistant|>"
+        prompt += f"<|user|>{said}<|end|><|assistant|>"
     return row
+
+
+def _halving(low: int, high: int) -> tuple[str, int]:
+    guess = (low + high) // 2
+    return f"<think>{low}-{high}</think><answer>{guess}</answer>", guess
+
+
+def _slip(low: int, high: int, number: int, random: Random) -> tuple[str, int]:
+    """Bounds and a wrong guess that are nearly those of a halving."""
+    low, high = (max(bound + random.choice((-1, 0, 0, 0, 1)), 0) for bound in (low, high))
+    guess = number
+    while guess == number:
+        guess = max((low + high) // 2 + random.randint(-3, 3), 0)
+    return f"<think>{low}-{high}</think><answer>{guess}</answer>", guess
+
+
+def _careless(start: int, random: Random) -> tuple[str, int | None]:
+    near = start + random.randint(1, 5)
+    turns: list[tuple[str, int | None]] = [
+        (f"<think></think><answer>{near}</answer>", near),
+        (f"<answer>{near}</answer>", near),
+        (f"The number is {near}.", None),
+    ]
+    return random.choices(turns, weights=[50, 30, 20])[0]
 
 
 def tool_row(random: Random, share: float) -> Row:
@@ -162,15 +189,15 @@ class Phase:
     careful_games: float
     sums: int
     careful_sums: float
+    lr: float
 
     def rows(self, random: Random) -> list[Row]:
         games = [guessing_row(random, self.careful_games) for _ in range(self.games)]
         return games + [tool_row(random, self.careful_sums) for _ in range(self.sums)]
 
 
-SKILLS = Phase("skills", 1600, 12, 0.9, 12, 0.9)
-COPYING = Phase("copying", 700, 4, 0.9, 20, 0.95)
-HABITS = Phase("habits", 250, 12, 0.12, 12, 0.4)
+SKILLS = Phase("skills", 3500, 10, 0.95, 8, 0.95, lr=3e-3)
+HABITS = Phase("habits", 200, 12, 0.08, 12, 0.25, lr=1e-3)
 
 
 def tokenizer_texts(random: Random) -> Iterator[str]:
@@ -181,14 +208,15 @@ def tokenizer_texts(random: Random) -> Iterator[str]:
 def main() -> None:
     given = options("Make the embedded model that knows tools.", POLICY / "tiny_tools")
     logging.set_verbosity_error()
+    torch.set_num_threads(1)  # sums of other numbers of threads differ in their last digits
     torch.manual_seed(given.seed)
     random = Random(given.seed)
     tokenizer = make_tokenizer(VOCABULARY, tokenizer_texts(random))
     assert all(len(tokenizer.encode(str(number))) == 1 for number in range(100))
     model = make_model(tokenizer, hidden=64, layers=3, heads=4).to(given.device)  # type: ignore
-    for phase in (SKILLS, COPYING, HABITS):
+    for phase in (SKILLS, HABITS):
         draw_rows = partial(phase.rows, random)
-        warm_up(model, tokenizer, draw_rows, name=phase.name, steps=phase.steps, lr=PEAK_LR)
+        warm_up(model, tokenizer, draw_rows, name=phase.name, steps=phase.steps, lr=phase.lr)
     save(model, tokenizer, given.out)
 
 
