@@ -1,8 +1,11 @@
 """One thread, no network: tests give the same numbers on any machine."""
 
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +24,8 @@ settings.load_profile("steady")
 
 IN_MEMORY = "/dev/shm"
 
+gc.disable()  # until everything is imported
+
 
 def pytest_configure() -> None:
     """Run folders are synced to disk at every step: thousands of times here, where none matters."""
@@ -29,8 +34,37 @@ def pytest_configure() -> None:
         tempfile.tempdir = None  # look again
 
 
+def pytest_collection_finish() -> None:
+    """What imports leave is never garbage: no collection need look at it, no fork copy it."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _quiet_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing a test does may read or write the user's own cache of models."""
     if "GROUPWISE_CACHE" not in os.environ:
         monkeypatch.setenv("GROUPWISE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A run ends with two pictures of its curves, half a second that few tests look at.
+
+    Where they are not what is tested, a file's first two stand for all of its runs.
+    """
+    from groupwise.report import curves, run_page, terminal
+
+    first: dict[str, bytes] = {}
+
+    def drawn(panels: Mapping[str, Any], form: Literal["svg", "png"]) -> bytes:
+        if form not in first:
+            first[form] = curves.drawn(panels, form)
+        return first[form]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name not in ("report", "explain"):
+            for module in (run_page, terminal):
+                patch.setattr(module, "drawn", drawn)
+        yield
