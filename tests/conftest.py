@@ -24,8 +24,6 @@ settings.load_profile("steady")
 
 IN_MEMORY = "/dev/shm"
 
-gc.disable()  # until everything is imported
-
 
 def pytest_configure() -> None:
     """Run folders are synced to disk at every step: thousands of times here, where none matters."""
@@ -34,11 +32,15 @@ def pytest_configure() -> None:
         tempfile.tempdir = None  # look again
 
 
-def pytest_collection_finish() -> None:
-    """What imports leave is never garbage: no collection need look at it, no fork copy it."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What imports leave is never garbage: gc need not look at it, nor a forked process copy it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
