@@ -14,7 +14,7 @@ VLLM_INSTALL := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-ver
 
 VERIFIERS_VENV := .venv-verifiers
 
-.PHONY: setup demo demo-tools test browser vllm openenv verifiers test-slow test-cluster lock sbom audit attack bench lint types docs clean
+.PHONY: setup demo demo-tools test test-fast browser vllm openenv verifiers test-slow test-cluster lock sbom audit attack bench lint types docs clean
 
 setup: $(VENV)/.core
 
@@ -42,14 +42,19 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev
-	$(BIN)/pyright
+	nice $(BIN)/pyright
 
 # The pages of docs/ as a site, in site/. Not --quiet: warnings that are not shown do not count for --strict.
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-test: lint types docs
-	$(BIN)/pytest -n 2 -m "not slow and not cluster and not gpu"
+# Types are checked beside the tests, in the time in which these wait.
+test: lint docs
+	$(MAKE) --no-print-directory --jobs=2 test-fast types
+
+# Each process takes its tests from one end: what those of a file share is made once, not in both.
+test-fast: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not cluster and not gpu"
 
 # The viewer is tested in a browser: the system's, else Debian's package, else playwright's own. Without one
 # those tests are skipped, with the reason.

@@ -10,6 +10,7 @@ a string. tests/test_architecture.py holds the code to this order, and the page 
 import ast
 import pathlib
 import re
+from functools import cache
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "groupwise"
@@ -77,6 +78,7 @@ def module_of(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(source: str) -> set[str]:
     """The modules of groupwise that a source file imports anywhere, or names in a string.
 

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from pydantic import BaseModel
@@ -29,8 +30,15 @@ from make_architecture_page import (  # noqa: E402
 )
 
 
+@cache
 def modules() -> list[pathlib.Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def nodes(path: pathlib.Path) -> list[ast.AST]:
+    """All of a file's syntax tree; the first is the module."""
+    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def test_imports_point_downward() -> None:
@@ -89,7 +97,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     imported: dict[str, set[str]] = {name: set() for name in files}
     for name, path in files.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom):
                 for part in node.names:
                     full = f"{node.module}.{part.name}"
@@ -100,8 +108,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_every_file_has_a_docstring() -> None:
     for path in modules():
-        text = path.read_text()
-        assert not text.strip() or ast.get_docstring(ast.parse(text)), f"{path}: no docstring"
+        module = nodes(path)[0]
+        assert isinstance(module, ast.Module)
+        assert not path.read_text().strip() or ast.get_docstring(module), f"{path}: no docstring"
 
 
 def test_files_and_functions_stay_small() -> None:
@@ -110,7 +119,7 @@ def test_files_and_functions_stay_small() -> None:
         text = path.read_text()
         if text.count("\n") > 400:
             long.append(f"{path.name}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 size = (node.end_lineno or 0) - node.lineno + 1
                 # What a GPU kernel holds is in registers: it cannot be handed from part to part.
@@ -173,7 +182,7 @@ def test_reading_a_config_loads_no_torch() -> None:
 
 def test_nothing_evaluates_or_unpickles_what_it_reads() -> None:
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), f"{path}:{node.lineno}"
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -208,7 +217,7 @@ def test_configs_that_are_run_are_read_where_their_code_is_checked() -> None:
 
 def test_models_are_loaded_without_code_of_their_own() -> None:
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
@@ -258,8 +267,9 @@ def private_uses(text: str) -> list[tuple[int, str]]:
             case ast.Attribute(attr="__class__" | "forward"):
                 private = not isinstance(node.ctx, ast.Load)
             case ast.Attribute():
-                root = ast.unparse(node.value).split(".")[0]
-                private = is_private(node.attr) and (node.attr not in own or root in LIBRARIES)
+                private = is_private(node.attr) and (
+                    node.attr not in own or ast.unparse(node.value).split(".")[0] in LIBRARIES
+                )
             case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr")):
                 name = ast.literal_eval(node.args[1]) if _is_text(node.args[1]) else ""
                 dunder = name.startswith("__") and name.endswith("__")

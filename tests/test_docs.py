@@ -40,15 +40,8 @@ def write_files(page: pathlib.Path, folder: pathlib.Path) -> list[str]:
     return snippets
 
 
-def lane(page: pathlib.Path) -> list[pytest.MarkDecorator]:
-    """What the README shows is run in the fast lane, the other pages in the slow one."""
-    return [] if page.name == "README.md" and page.parent == ROOT else [pytest.mark.slow]
-
-
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=lane(p), id=p.name) for p in PAGES if blocks(p, "python")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.name) for p in PAGES if blocks(p, "python")])
 def test_python_snippets_run(page: pathlib.Path, tmp_path: pathlib.Path) -> None:
     code = "\n".join(write_files(page, tmp_path))
     done = subprocess.run(
@@ -65,7 +58,7 @@ def commands(page: pathlib.Path) -> list[str]:
 # Servers do not end: tests/view/test_view_command.py, tests/remote/test_reference_runs.py and
 # tests/rollout/test_worker_runs.py run those that are shown.
 SHOWN = [
-    pytest.param(page, line, marks=lane(page), id=f"{page.name}-{line}")
+    pytest.param(page, line, id=f"{page.name}-{line}")
     for page in PAGES
     for line in commands(page)
     if not line.startswith(("groupwise view", "groupwise serve"))
@@ -82,6 +75,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), SHOWN)
 def test_commands_shown_work(
     page: pathlib.Path, command: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest

@@ -7,8 +7,10 @@ import pytest
 
 from groupwise.cli import main as cli
 
+# Not ignored, as it is by what a shell runs in the background: these tests too.
 RAISED_BY_AN_IMPORT = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Strikes:
     def find_spec(self, name, path=None, target=None):
@@ -41,6 +43,7 @@ def test_a_signal_in_the_middle_of_an_import_ends_the_command_quietly(
 def test_a_signal_that_a_launcher_held_back_ends_the_command_quietly() -> None:
     code = """
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 signal.raise_signal(signal.SIGINT)
 from groupwise.__main__ import main

@@ -22,7 +22,10 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
     if os.path.isdir(source) or not ask_hub().online:
         options["local_files_only"] = True
     try:
-        return auto.from_pretrained(source, trust_remote_code=False, **options)
+        made = auto.from_pretrained(source, trust_remote_code=False, **options)
+        if auto is AutoTokenizer:
+            made("1")  # some of its settings are looked at only now
+        return made
     except (ValueError, ImportError) as error:
         if auto is AutoTokenizer and _lacks_sentencepiece(error):
             raise MissingExtraError("sentencepiece", "sentencepiece") from error

@@ -71,7 +71,9 @@ class BoundedConnection(H11Protocol):
         self.silent[self] = None
         self._close_in(HEAD_SECONDS)
         if len(self.silent) > MAX_SILENT:
-            next(iter(self.silent)).transport.abort()
+            oldest = next(iter(self.silent))
+            self.silent.pop(oldest)  # now, not when it is lost: of a burst, each closes another one
+            oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

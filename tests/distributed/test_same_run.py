@@ -13,6 +13,8 @@ from groupwise.training.api import train
 from ranks import largest_gap, train_in_ranks
 from runs import small_config, timeless_metrics
 
+pytestmark = pytest.mark.slow
+
 RUN = [
     "optimizer.lr=1e-4",
     "optimizer.weight_decay=0.1",

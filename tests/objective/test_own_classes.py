@@ -16,6 +16,8 @@ from groupwise.recipe import load_recipe
 from groupwise.tracking.run import read_metrics
 from runs import fingerprint, small_config
 
+QUICK = ("steps=1", "eval.problems=1", "eval.k=1")
+
 FILE = """
 from groupwise.objective.surrogates import Surrogate
 
@@ -66,12 +68,11 @@ def test_a_surrogate_named_in_an_override_trains_resumes_and_is_explained(
     folder: pathlib.Path,
 ) -> None:
     named = "algorithm.surrogate.kind=doubled_surrogate.py:Doubled"
-    plain = groupwise.train(small_config("steps=2"), "plain", quiet=True)
-    twice = groupwise.train(small_config("steps=1", named), "twice", quiet=True)
+    plain = groupwise.train(small_config(*QUICK), "plain", quiet=True)
+    twice = groupwise.train(small_config(*QUICK, named), "twice", quiet=True)
     assert losses(twice.folder)[0] == pytest.approx(2 * losses(plain.folder)[0], rel=1e-4)
-    assert (
-        groupwise.train(small_config("steps=2", named), "twice", quiet=True).summary["steps"] == 2
-    )
+    again = groupwise.train(small_config(*QUICK, "steps=2", named), "twice", quiet=True)
+    assert again.summary["steps"] == 2
     with pytest.raises(ConfigError, match="--trust-code"):
         run_step(twice.folder, 1)
     step = run_step(twice.folder, 1, trust_code=True)
@@ -80,8 +81,8 @@ def test_a_surrogate_named_in_an_override_trains_resumes_and_is_explained(
 
 
 def test_objects_from_python_are_the_same_as_names(folder: pathlib.Path) -> None:
-    config = small_config("steps=2")
-    named = small_config("steps=2", "algorithm.surrogate.kind=doubled_surrogate.py:Doubled")
+    config = small_config(*QUICK)
+    named = small_config(*QUICK, "algorithm.surrogate.kind=doubled_surrogate.py:Doubled")
     one = groupwise.train(config, "object", algorithm=Doubled(), quiet=True)
     other = groupwise.train(named, "named", quiet=True)
     assert losses(one.folder) == losses(other.folder)

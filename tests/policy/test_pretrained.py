@@ -123,6 +123,13 @@ def test_a_damaged_folder_is_one_error(name: str, content: bytes, tmp_path: path
         load_policy(str(folder), torch.device("cpu"), torch.float32)
 
 
+def test_a_tokenizer_that_loads_and_does_not_work_is_one_error(tmp_path: pathlib.Path) -> None:
+    folder = shutil.copytree(TINY, tmp_path / "model")
+    edit(folder / "tokenizer_config.json", model_max_length=[512])
+    with pytest.raises(ModelError, match="cannot be loaded: TypeError"):
+        load_policy(str(folder), torch.device("cpu"), torch.float32)
+
+
 def test_a_tokenizer_of_another_model_is_one_error(tmp_path: pathlib.Path) -> None:
     folder = shutil.copytree(TINY, tmp_path / "model")
     edit(folder / "tokenizer_config.json", eos_token="<|another|>")

@@ -53,7 +53,18 @@ def test_the_neuron_recipe_is_the_gpu_reference() -> None:
     assert load_recipe("neuron") == load_recipe("qwen_gpu")  # so one of them is trained below
 
 
-@pytest.mark.parametrize("name", [name for name in list_recipes() if name != "neuron"])
+FAST = ("demo", "guess_number", "cookbook", "preference")
+"""Trained in the fast lane: one reward or several, an environment, a learned reward."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST))
+        for name in list_recipes()
+        if name != "neuron"
+    ],
+)
 def test_a_recipe_trains_is_killed_resumes_and_evaluates(
     name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,9 +96,11 @@ def test_a_head_has_a_deadline_and_silent_connections_have_a_cap(
     reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "MAX_SILENT", 8)
+    began = time.monotonic()
     many = [connect(reference, b"GET /mod") for _ in range(20)]
     assert ask(reference).status_code == 200
     assert all(closed(connection) for connection in many[:11])  # the oldest make room
+    assert time.monotonic() - began < running.HEAD_SECONDS / 2  # at once, not at their deadline
     assert many[-1].getpeername()
     for connection in many:
         connection.close()

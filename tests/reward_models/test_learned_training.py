@@ -66,6 +66,7 @@ def test_a_tiny_encoder_tells_right_from_wrong_and_grpo_against_it_raises_true_a
     assert before < 0.4 and after > before + 0.2, (before, after)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_learned_reward_resumes_exactly(
     labelled: tuple[Examples, Examples], tmp_path: Path
 ) -> None:

@@ -134,10 +134,10 @@ def test_answers_that_loop_or_take_long_in_many_tests_do_not_end_the_run(
     tests = [{"input": str(number), "output": str(2 * number)} for number in range(12)]
     problem = Problem("p", "Double it.", {"tests": tests})
     right, slow = "print(2 * int(input()))", "import time; time.sleep(0.1); print(2 * int(input()))"
-    texts = [fenced(program) for program in (*["while True: pass"] * 4, right, slow)]
+    texts = [fenced(program) for program in (*["while True: pass"] * 2, right, slow)]
     reward = Reward("tests", "groupwise.rewards.code:code_tests", options={"seconds": 1.5})
     with Scorer([reward], timeout=1.0, on_error=on_error) as scorer:
-        assert scorer.score([problem] * 6, texts) == {"tests": [*[0.0] * 4, 1.0, 1.0]}
+        assert scorer.score([problem] * 4, texts) == {"tests": [0.0, 0.0, 1.0, 1.0]}
         assert scorer.errors == 0
 
 

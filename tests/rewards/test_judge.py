@@ -64,7 +64,7 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_an_attempt_ends_in_time_however_slowly_the_reply_drips(tmp_path: Path) 
 def test_the_rewards_time_limit_does_not_cut_waiting_short(server: Server, tmp_path: Path) -> None:
     options = {"url": server.url, "model": "m", "cache_folder": str(tmp_path)}
     reward = Reward("judge", "groupwise.rewards.judge:judge", options=options)
-    server.script = [(429, "wait"), (429, "wait"), (200, "score: 9")]
+    server.script = [(429, "wait"), (200, "score: 9")]
     server.reply_headers = {"Retry-After": "1"}
     with Scorer([reward], 0.5, "stop") as scorer:
         assert scorer.score([Problem("p", "q")], ["x"]) == {"judge": [0.9]}

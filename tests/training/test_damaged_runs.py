@@ -24,7 +24,8 @@ from groupwise.training.signals import StopRequest
 from policy.test_prompts import byte_tokenizer
 from runs import digest, fingerprint, small_config
 
-CONFIG = small_config("checkpoint.every=1", "eval.every=1")
+EVERY_STEP = ("checkpoint.every=1", "eval.every=1", "eval.problems=1", "eval.k=1")
+CONFIG = small_config(*EVERY_STEP)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_a_lost_config_is_written_again_from_the_checkpoints(
 def test_other_settings_are_refused_also_where_config_yaml_is_lost(run: pathlib.Path) -> None:
     (run / "config.yaml").unlink()
     with pytest.raises(RunFolderError, match=r"optimizer.lr was 0.001 and is now 0.5"):
-        RunFolder(run, small_config("checkpoint.every=1", "eval.every=1", "optimizer.lr=0.5"))
+        RunFolder(run, small_config(*EVERY_STEP, "optimizer.lr=0.5"))
 
 
 def test_without_config_and_checkpoints_nothing_is_written_over(run: pathlib.Path) -> None:
@@ -209,7 +210,7 @@ def test_a_damaged_newest_checkpoint_costs_no_new_one(
         if path.name < "step-000003":
             shutil.rmtree(path)
     (root / "step-000004" / "state.json").write_text("{}")
-    config = small_config("checkpoint.every=1", "eval.every=1", "checkpoint.keep=1")
+    config = small_config(*EVERY_STEP, "checkpoint.keep=1")
     with caplog.at_level(logging.WARNING, "groupwise"):
         train(config, run, quiet=True)
     assert "step-000004 is damaged" in caplog.text and "using step-000003" in caplog.text

@@ -53,6 +53,7 @@ class Lines:
 def unmarked(groups, settings):
     return torch.optim.SGD(groups, lr=settings.lr)
 """
+QUICK = ("steps=2", "eval.problems=1", "eval.k=1")
 NAMES = (
     "optimizer.kind=own_parts.py:sgd", "engine.kind=own_parts.py:counted",
     "tracking.own=[own_parts.py:Lines]",
@@ -100,18 +101,18 @@ class Tracker:
 
 
 def test_parts_named_in_overrides_train_and_resume_exactly(folder: pathlib.Path) -> None:
-    whole = groupwise.train(small_config("steps=3", *NAMES), "whole", quiet=True)
-    groupwise.train(small_config("steps=2", *NAMES), "halves", quiet=True)
-    again = groupwise.train(small_config("steps=3", *NAMES), "halves", quiet=True)
+    whole = groupwise.train(small_config(*QUICK, *NAMES), "whole", quiet=True)
+    groupwise.train(small_config(*QUICK, "steps=1", *NAMES), "halves", quiet=True)
+    again = groupwise.train(small_config(*QUICK, *NAMES), "halves", quiet=True)
     assert fingerprint(whole.folder) == fingerprint(again.folder)
     lines = [json.loads(line) for line in (whole.folder / "lines.jsonl").read_text().splitlines()]
     assert lines == [[row["step"], row["reward"]] for row in read_metrics(whole.folder)]
-    plain = groupwise.train(small_config("steps=3"), "plain", quiet=True)
+    plain = groupwise.train(small_config(*QUICK), "plain", quiet=True)
     assert fingerprint(plain.folder) != fingerprint(whole.folder)
 
 
 def test_objects_from_python_do_what_names_do(folder: pathlib.Path) -> None:
-    named = groupwise.train(small_config("steps=2", *NAMES), "named", quiet=True)
+    named = groupwise.train(small_config(*QUICK, *NAMES), "named", quiet=True)
     engines: list[Engine] = []
 
     def engine(policy: Policy, config: Config) -> Engine:
@@ -120,7 +121,7 @@ def test_objects_from_python_do_what_names_do(folder: pathlib.Path) -> None:
 
     tracker = Tracker()
     passed = groupwise.train(
-        small_config("steps=2"), "passed", engine=engine, optimizer=sgd, trackers=[tracker],
+        small_config(*QUICK), "passed", engine=engine, optimizer=sgd, trackers=[tracker],
         quiet=True,
     )  # fmt: skip
     norms = [[row["grad_norm"] for row in read_metrics(run.folder)] for run in (named, passed)]
@@ -135,12 +136,12 @@ def test_the_whole_state_of_an_optimizer_from_python_is_resumed(folder: pathlib.
     def nadam(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
         return torch.optim.NAdam(groups, lr=settings.lr)
 
-    whole = groupwise.train(small_config("steps=3"), "whole", optimizer=nadam, quiet=True)
-    groupwise.train(small_config("steps=2"), "halves", optimizer=nadam, quiet=True)
-    again = groupwise.train(small_config("steps=3"), "halves", optimizer=nadam, quiet=True)
+    whole = groupwise.train(small_config(*QUICK), "whole", optimizer=nadam, quiet=True)
+    groupwise.train(small_config(*QUICK, "steps=1"), "halves", optimizer=nadam, quiet=True)
+    again = groupwise.train(small_config(*QUICK), "halves", optimizer=nadam, quiet=True)
     assert fingerprint(whole.folder) == fingerprint(again.folder)
     names = set[str]()
-    for path in (again.folder / "checkpoints" / "step-000003").glob("*.safetensors"):
+    for path in (again.folder / "checkpoints" / "step-000002").glob("*.safetensors"):
         with safe_open(path, "pt") as stored:
             names |= {name.partition(".")[0] for name in stored.keys()}  # noqa: SIM118
     assert {"mu_product", "exp_avg", "exp_avg_sq"} <= names

@@ -20,15 +20,15 @@ from groupwise.training.api import train
 from groupwise.training.checkpoint import newest_checkpoint
 from runs import STATEFUL, fingerprint, small_config
 
-CONFIG = small_config("steps=5", *STATEFUL)
+CONFIG = small_config("steps=5", *STATEFUL, "eval.problems=2", "eval.k=1")
 
 # (function, which call of it): the moment of death, counted within one process. The first few run
 # in the fast lane, all of them in the slow one.
 MOMENTS = [
     ("groupwise.training.collect:sample_group", 10),
     ("groupwise.training.update:policy_loss", 7),
-    ("groupwise.tracking.run:RunFolder.log_metrics", 3),
     ("groupwise.training.checkpoint:save_file", 2),
+    ("groupwise.tracking.run:RunFolder.log_metrics", 3),
     ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.api:model_card", 1),
     ("groupwise.training.collect:sample_group", 2),
@@ -95,7 +95,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def moments() -> list[object]:
     return [
-        pytest.param(m, id=f"{m[0].split(':')[-1]}-{m[1]}", marks=[pytest.mark.slow] * (i >= 6))
+        pytest.param(m, id=f"{m[0].split(':')[-1]}-{m[1]}", marks=[pytest.mark.slow] * (i >= 3))
         for i, m in enumerate(MOMENTS)
     ]
 
@@ -122,7 +122,9 @@ def test_killed_again_and_again_equals_never_killed(
     assert fingerprint(folder) == fingerprint(uninterrupted)
 
 
-@pytest.mark.parametrize("wait_for", ["score_groups", "update"])
+@pytest.mark.parametrize(
+    "wait_for", ["score_groups", pytest.param("update", marks=pytest.mark.slow)]
+)
 def test_sigterm_saves_rollouts_not_yet_learned_from(
     wait_for: str,
     uninterrupted: pathlib.Path,
@@ -157,8 +159,8 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
 
 
 def test_more_steps_continue_a_finished_run_exactly(tmp_path: pathlib.Path) -> None:
-    longer = small_config("steps=4")
+    longer = small_config("steps=2")
     train(longer, tmp_path / "whole", quiet=True)
-    train(small_config("steps=3"), tmp_path / "parts", quiet=True)
+    train(small_config("steps=1"), tmp_path / "parts", quiet=True)
     train(longer, tmp_path / "parts", quiet=True)
     assert fingerprint(tmp_path / "parts") == fingerprint(tmp_path / "whole")

@@ -163,7 +163,7 @@ def attacks(seeds: range, saved: pathlib.Path, root: pathlib.Path, caplog: Any) 
 def test_no_harm_to_a_checkpoint_goes_unnoticed(
     saved: pathlib.Path, root: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attacks(range(60), saved, root, caplog)
+    attacks(range(25), saved, root, caplog)
 
 
 @pytest.mark.slow
