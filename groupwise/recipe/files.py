@@ -19,7 +19,7 @@ import yaml
 from groupwise.config import Config
 from groupwise.config.blocks import merged
 from groupwise.config.code import check_code
-from groupwise.errors import ConfigError, quoted
+from groupwise.errors import ConfigError, quoted, type_name
 from groupwise.recipe.parse import Overrides, parse
 from groupwise.recipe.strict_yaml import load_yaml, read_yaml_file
 from groupwise.recipe.tiny import tiny as made_tiny
@@ -145,7 +145,7 @@ def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold `key: value` lines, not a {type(data).__name__}")
+        raise ConfigError(f"{path} must hold `key: value` lines, not {type_name(data)}")
     return data
 
 

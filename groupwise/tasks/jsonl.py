@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import JsonlTask
-from groupwise.errors import DataError
+from groupwise.errors import DataError, type_name
 from groupwise.rewards.answers import canonical_answer, correct
 from groupwise.rewards.tags import not_blank, think_answer_format
 from groupwise.tasks.base import SPLITS, Split, Task, dataset_task
@@ -186,4 +186,4 @@ def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
     if value is None or value == []:
         return "null" if value is None else "an empty list"
-    return names.get(type(value), f"a {type(value).__name__}")
+    return names.get(type(value), type_name(value))
