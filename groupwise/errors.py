@@ -12,6 +12,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class GroupwiseError(ValueError):
     """Something the user can fix; the message says what is wrong, why, and the fix."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show: our own frames would bury the message."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(GroupwiseError):
     """A recipe, an override or a combination of settings that cannot work."""
@@ -52,6 +56,9 @@ class Interrupted(KeyboardInterrupt):
     No Exception: nothing on the way may take it for an error of its own, and asyncio lets it out
     of its tasks.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 class RankLost(Exception):

@@ -135,10 +135,10 @@ def _column(row: Row, setting: str, name: str, fix: str) -> Any:
     if name in row.columns:
         return row.columns[name]
     near = difflib.get_close_matches(name, row.columns, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     there = ", ".join(sorted(row.columns)) or "none"
     raise DataError(
-        f"{row.location}: no column {name!r}; {hint}Columns there: {there}. "
+        f"{row.location}: no column {name!r}{hint}. Columns there: {there}. "
         f"Set task.{setting} (data_task(..., {setting}=...)) to the right one{fix}"
     )
 

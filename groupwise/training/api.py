@@ -36,7 +36,7 @@ from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
 from groupwise.tracking.activity import listening
 from groupwise.tracking.base import Tracker, Trackers
-from groupwise.tracking.console import LiveConsole, can_redraw, console
+from groupwise.tracking.console import LiveConsole, console
 from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
@@ -299,7 +299,7 @@ def finish(
     run.write_summary(summary)
     link_equal_files(run.weight_folders())
     if not quiet:
-        if steps:
+        if steps and not console.is_jupyter:  # there the result shows a better one
             print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} test problems"
         console.print(before_after_table(state.before, after, title))
@@ -327,7 +327,7 @@ def _status(text: str, quiet: bool) -> Iterator[None]:
     """What happens before and after the loop, and how far it is."""
     if quiet:
         yield
-    elif not can_redraw(console):
+    elif not console.is_terminal:
         console.print(f"{text} ...", highlight=False)
         yield
     else:
