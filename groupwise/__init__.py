@@ -79,3 +79,7 @@ if not TYPE_CHECKING:  # a type checker that sees it believes in every name
         if name not in _HOME:
             raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
         return getattr(import_module(_HOME[name]), name)
+
+    def __dir__() -> list[str]:
+        """For completion in notebooks and shells."""
+        return [*__all__, "__version__"]
