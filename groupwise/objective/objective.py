@@ -29,9 +29,7 @@ else:
 class Objective(BaseModel):
     """What GRPO optimises: ratio x surrogate x aggregation x advantage x KL x corrections."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = "grpo"
     """The named starting point; every other field here can override a part of it."""
