@@ -65,7 +65,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, int | float) and value == NO_LIMIT:
         return "no limit"
     if isinstance(value, list) and value and all(map(_is_reward, value)):
-        return "\n".join(_shown_reward(reward) for reward in value)
+        return ", ".join(_shown_reward(reward) for reward in value)
     return json.dumps(value, default=str)
 
 

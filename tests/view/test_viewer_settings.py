@@ -27,7 +27,7 @@ def test_rewards_and_missing_limits_are_shown_in_words() -> None:
     (rewards_row, limit, other) = table(
         [{"rewards": rewards, "reward_timeout": 1e9, "odd": [{"name": "a"}]}]
     )
-    assert rewards_row["values"] == ['a x 1.0\nb x 0.2 {"k": 1}']
+    assert rewards_row["values"] == ['a x 1.0, b x 0.2 {"k": 1}']
     assert limit["values"] == ["no limit"] and other["values"] == ['[{"name": "a"}]']
 
 
