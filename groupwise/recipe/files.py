@@ -136,8 +136,10 @@ def find_recipe(name: str) -> pathlib.Path:
         if path.is_file():
             return path
     near = difflib.get_close_matches(name[:200], known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-    raise ConfigError(f"no recipe {quoted(name)}: not a recipe of ours and not a file; {hint}")
+    hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(known)}"
+    if "/" in name:  # a path, not one of these names misspelt
+        hint = " or folder that exists"
+    raise ConfigError(f"no recipe {quoted(name)}: not a recipe of ours and not a file{hint}")
 
 
 def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
