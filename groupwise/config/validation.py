@@ -59,12 +59,13 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting {quoted(name)}: {hint}"
-    message, value = item["msg"].removeprefix("Value error, "), item["input"]
+    said: str = item["msg"]
+    value = item["input"]
     if item["type"] == "union_tag_invalid":
         kind, kinds = item["ctx"]["tag"], item["ctx"]["expected_tags"].replace("'", "")
         near = nearest(kind[:100], kinds.split(", "))
         return f"{name}.kind: must be {kinds}, not {quoted(kind)}{near}"
-    message = IN_OUR_WORDS.get(item["type"], message)
+    message = IN_OUR_WORDS.get(item["type"], said.removeprefix("Value error, "))
     shown = quoted(value) if isinstance(value, str) else repr(value)
     given = f", not {shown}" if isinstance(value, str | int | float | None) else ""
     message = shortened(message[:1].lower() + message[1:], LONGEST_MESSAGE)
