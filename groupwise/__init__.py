@@ -78,4 +78,12 @@ if not TYPE_CHECKING:  # a type checker that sees it believes in every name
         """Load on first use: reading a config must not cost the import of torch."""
         if name not in _HOME:
             raise AttributeError(f"module 'groupwise' has no attribute {name!r}")
-        return getattr(import_module(_HOME[name]), name)
+        import warnings
+
+        with warnings.catch_warnings():  # tqdm's, in a notebook: our panel needs no widgets
+            warnings.filterwarnings("ignore", "IProgress not found")
+            return getattr(import_module(_HOME[name]), name)
+
+    def __dir__() -> list[str]:
+        """For completion in notebooks and shells."""
+        return [*__all__, "__version__"]

@@ -32,9 +32,7 @@ from groupwise.extensions import MARK, Code, load_object
 class Choice(BaseModel):
     """Derive one class from a base of this (`Surrogate`, `AdvantageEstimator`) for each kind."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: str = ""
     """The name in a recipe. For a class outside groupwise: where it is, `file.py:Class`."""

@@ -3,9 +3,18 @@
 Everything else that escapes is a bug of ours: it keeps its traceback and exits with code 1.
 """
 
+import signal
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""What asks a command to stop: Ctrl-C, and what `kill` and job schedulers send."""
+
 
 class GroupwiseError(ValueError):
     """Something the user can fix; the message says what is wrong, why, and the fix."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show: our own frames would bury the message."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(GroupwiseError):
@@ -48,9 +57,27 @@ class Interrupted(KeyboardInterrupt):
     of its tasks.
     """
 
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
 
 class RankLost(Exception):
     """Another process of the run is gone. The command line prints the message and exits with 1."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine or its GPU. torch and libraries in C raise RuntimeErrors of their own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "allocate memory" in str(error)
+
+
+def type_name(value: object) -> str:
+    """What a value is, to be part of a message: "a dict", "an int", "None"."""
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
 def quoted(text: str, length: int = 200) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, type_name
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 MARK = "__groupwise_extension__"
@@ -108,7 +108,7 @@ def load_object(reference: str, *, what: str) -> Callable[..., Any]:
         )
     code = getattr(module, name)
     if not callable(code):
-        raise ConfigError(f"{said} is a {type(code).__name__}, not a function or class")
+        raise ConfigError(f"{said} is {type_name(code)}, not a function or class")
     return code
 
 

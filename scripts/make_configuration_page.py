@@ -1,6 +1,10 @@
 """Write docs/configuration.md from the docstrings in groupwise/config/: python THIS_FILE"""
 
+import ast
+import inspect
+import itertools
 import pathlib
+import textwrap
 
 from pydantic import BaseModel
 
@@ -17,15 +21,33 @@ they are written `key.sub=value`. Made from `groupwise/config/` by
 """
 
 
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Field -> the string below it. pydantic can read them too, but whenever a class is made."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not base.__module__.startswith("groupwise."):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise([*tree.body, ast.Pass()]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = ""
+                if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                    text = inspect.cleandoc(str(below.value.value))
+                found[field.target.id] = text
+    return found
+
+
 def section(title: str, model: type[BaseModel]) -> str:
     lines = [f"\n## {title}\n", f"{(model.__doc__ or '').strip()}\n"]
     lines += ["| setting | default | |", "|---|---|---|"]
+    described = descriptions(model)
     for name, field in model.model_fields.items():
         if not models_in(field.annotation):
             default = "required"
             if not field.is_required():
                 default = f"`{field.get_default(call_default_factory=True)!r}`"
-            text = (field.description or "").replace("|", "\\|")
+            text = described.get(name, "").replace("|", "\\|")
             lines.append(f"| `{name}` | {default} | {text} |")
     return "\n".join(lines)
 

@@ -40,7 +40,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("FOLDER/mine.py:g h", "must look like"),
         ("FOLDER/mime.py:f", "there is no file FOLDER/mime.py (did you mean 'mine.py'?)"),
         ("FOLDER/mine.py:funktion", "no function or class 'funktion' (did you mean 'function'?)"),
-        ("FOLDER/mine.py:number", "is a int, not a function or class"),
+        ("FOLDER/mine.py:number", "is an int, not a function or class"),
         ("FOLDER/broken.py:f", "importing FOLDER/broken.py raised SyntaxError"),
         ("FOLDER/needs.py:f", "raised ModuleNotFoundError: No module named 'package_not_there'"),
         ("FOLDER/leaves.py:f", "raised SystemExit: 7"),

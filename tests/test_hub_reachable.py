@@ -1,6 +1,7 @@
 """The hub is asked once, and where it does not answer nobody tries it again."""
 
 import io
+import pathlib
 from collections.abc import Iterator
 from email.message import Message
 from typing import Any
@@ -13,6 +14,7 @@ from huggingface_hub import constants
 from groupwise import hub
 from groupwise.check.plan import shape_of
 from groupwise.errors import DataError, ModelError
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.tasks.hub import load_splits
 
 
@@ -75,3 +77,20 @@ def test_a_plan_and_a_dataset_without_a_network_try_the_cache_alone(
         load_splits("nobody/nothing", None)
     assert offline == [True, True] and len(asked) == 1
     assert not constants.is_offline_mode()
+
+
+def test_a_model_of_the_hub_is_looked_for_in_the_cache_alone_and_a_folder_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    asked = answer_with(monkeypatch, URLError("no route"))
+    offline: list[bool] = []
+
+    class Auto:
+        @staticmethod
+        def from_pretrained(source: str, **options: Any) -> str:
+            offline.append(constants.is_offline_mode())
+            return "local" if options.get("local_files_only") else "hub"
+
+    assert from_pretrained(Auto, str(tmp_path)) == "local" and not asked
+    assert from_pretrained(Auto, "nobody/nothing") == "hub"
+    assert offline == [False, True] and len(asked) == 1

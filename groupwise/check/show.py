@@ -1,6 +1,7 @@
 """`groupwise check` as it is printed: the plan on paper, what the recipe says, the trial."""
 
 from rich.markup import escape
+from rich.table import Table
 
 from groupwise.check.plan import Gpu, find_gpu, job_of, make_plan, shape_of
 from groupwise.check.plan.gpus import gpu_like, this_cpu
@@ -133,7 +134,8 @@ def print_recipe(name: str, parts: Parts) -> None:
         "rewards": ", ".join(f"{r.name} x {r.weight:g}" for r in parts.scorer.rewards),
         "batch": f"{batch.prompts} prompts x {batch.group_size} answers = "
         f"{batch.prompts * batch.group_size} answers a step, {steps} optimizer "
-        f"step{'s' * (steps > 1)} ({batch.minibatches} minibatches x {batch.epochs} epochs), "
+        f"step{'s' * (steps > 1)} (batch.minibatches={batch.minibatches}, "
+        f"batch.epochs={batch.epochs}), "
         f"at most {batch.tokens_per_microbatch} tokens at once",
         "objective": f"{objective.preset}: {objective.ratio} ratio, {objective.surrogate.kind}, "
         f"{objective.aggregate}, advantages: {objective.advantage.formula()}",
@@ -143,31 +145,33 @@ def print_recipe(name: str, parts: Parts) -> None:
     }
     if config.place.kind != "here" or config.timing.kind != "in_turn":
         lines["engine"] = describe_place(config)
-    for key, text in lines.items():
-        console.print(f"[bold]{key:<10}[/] {escape(text)}", highlight=False)
-    for text in episode_lines(parts.episodes):
-        console.print(escape(text), highlight=False)
+    for key, text in [*lines.items(), *episode_lines(parts.episodes)]:
+        _print_beside(f"[bold]{key:<10}[/]", escape(text))
 
 
-def episode_lines(episodes: Episodes | None) -> list[str]:
+def _print_beside(label: str, text: str) -> None:
+    """What does not fit one line goes on below the text, not below the label."""
+    row = Table.grid(padding=(0, 1))
+    row.add_row(label, text)
+    console.print(row, highlight=False)
+
+
+def episode_lines(episodes: Episodes | None) -> list[tuple[str, str]]:
     """What an episode is, and what the chat template was proven to do on probe conversations."""
     if episodes is None:
         return []
     tools = ", ".join(tool.name for tool in episodes.factory.tools)
-    lines = [
-        f"episodes   {episodes.factory.name}: up to {episodes.limits.max_turns} turns, continued "
-        f"by {episodes.continued_by}{f'; tools: {tools}' if tools else ''}"
-    ]
+    what = f"{episodes.factory.name}: up to {episodes.limits.max_turns} turns, continued by "
+    lines = [("episodes", f"{what}{episodes.continued_by}{f'; tools: {tools}' if tools else ''}")]
     for kind, broken in episodes.prove().items():
         kept = "what stands before stays, token by token"
         split = f"{broken}; episodes go on in a new segment there"
-        lines.append(f"template   {kind}: {kept if broken is None else split}")
+        lines.append(("template", f"{kind}: {kept if broken is None else split}"))
     return lines
 
 
 def print_verdict(verdict: Verdict) -> None:
     mark = "[green]ok     [/]" if verdict.fix is None else "[yellow]warning[/]"
     name = printable(verdict.name)
-    console.print(f"{mark} [bold]{name}[/]: {printable(verdict.text)}", highlight=False)
-    if verdict.fix is not None:
-        console.print(f"        try: {printable(verdict.fix)}", highlight=False)
+    tried = "" if verdict.fix is None else f"\ntry: {printable(verdict.fix)}"
+    _print_beside(mark, f"[bold]{name}[/]: {printable(verdict.text)}{tried}")

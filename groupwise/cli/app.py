@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,9 +17,9 @@ from groupwise.recipe.tiny import swapped
 
 app = typer.Typer(
     help="GRPO post-training for language models.\n\n"
-    "groupwise train                      watch the embedded model learn (CPU, minutes)\n\n"
-    "groupwise train demo steps=20        a recipe with overrides\n\n"
-    "groupwise eval runs/demo             test accuracy of what you trained",
+    "groupwise train                  watch the embedded model learn, on a CPU\n\n"
+    "groupwise train demo steps=20    a recipe with overrides\n\n"
+    "groupwise view runs/demo         the run in your browser",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -46,6 +47,12 @@ def options_before_the_command(
     """What may stand between `groupwise` and a command; the callback above does the work."""
     if context.invoked_subcommand != "train":
         interrupt_when_stopped()
+
+
+def say_loading(what: str) -> None:
+    """Importing torch takes seconds: who looks at a terminal sees something before that."""
+    if sys.stderr.isatty():
+        typer.echo(f"{what}: loading ...", err=True)
 
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:

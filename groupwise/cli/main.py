@@ -9,7 +9,7 @@ import sys
 from rich.logging import RichHandler
 
 from groupwise.cli.app import app
-from groupwise.errors import GroupwiseError, Interrupted, RankLost, shortened
+from groupwise.errors import GroupwiseError, Interrupted, RankLost, is_out_of_memory, shortened
 from groupwise.secrets import masked
 
 # Importing a module adds its commands to the application: the order here is that of the help.
@@ -32,15 +32,9 @@ def _mask(record: logging.LogRecord) -> bool:
 
 
 OUT_OF_MEMORY = (
-    "this machine, or its `ulimit -v`, has too little memory: free some, lower "
+    "this machine, its GPU or its `ulimit -v` has too little memory: free some, lower "
     "batch.tokens_per_microbatch, or take a smaller model. The last checkpoint is kept"
 )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Of the machine's memory. torch and libraries in C raise it as RuntimeErrors of their own."""
-    said = str(error)
-    return isinstance(error, MemoryError) or "allocate memory" in said
 
 
 def main() -> None:
@@ -62,7 +56,7 @@ def main() -> None:
         print(f"error: cannot use {name}: {error.strerror}", file=sys.stderr)
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         print(f"error: {OUT_OF_MEMORY} ({shortened(str(error)) or 'none left'})", file=sys.stderr)
         sys.exit(2)

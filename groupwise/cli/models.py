@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from groupwise.cli import options
-from groupwise.cli.app import app, config_for
+from groupwise.cli.app import app, config_for, say_loading
 from groupwise.errors import ConfigError
 
 
@@ -30,6 +30,7 @@ def evaluate(
     limits = {"eval.k": k, "eval.problems": limit, "task.test_size": limit}
     typed = [f"{key}={value}" for key, value in limits.items() if value is not None]
     config = config_for(model, task, data, [*(overrides or []), *typed], trust_code=trust_code)
+    say_loading(model)
     from groupwise.load import load_parts
     from groupwise.report.terminal import metrics_table
     from groupwise.tracking.console import console
@@ -58,6 +59,7 @@ def sample(
     groupwise sample smollm2 "Which is larger, 17 or 71?" --temperature 0
     """
     config = config_for(model, None, None, [f"seed={seed}"], trust_code=trust_code)
+    say_loading(model)
     from groupwise.samples.show import print_samples
 
     print_samples(config, prompt, n, temperature)

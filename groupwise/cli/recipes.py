@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from groupwise.cli import options
-from groupwise.cli.app import app, choose
+from groupwise.cli.app import app, choose, say_loading
 from groupwise.recipe import list_recipes, read_recipe
 
 
@@ -63,6 +63,7 @@ def check(
     """
     typed = [*(words or []), *([f"model={model}"] if model else [])]
     chosen = choose(typed, preset, tiny, trust_code)
+    say_loading(chosen.title)
     from groupwise.check.show import print_check
 
     print_check(chosen.title, chosen.config, dry=dry, gpu=gpu, gpus=gpus, profile=profile)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from groupwise.cli import options
-from groupwise.cli.app import app, choose, split
+from groupwise.cli.app import app, choose, say_loading, split
 from groupwise.errors import (
     ConfigError,
     GroupwiseError,
@@ -139,6 +139,7 @@ def explain(
     groupwise explain runs/demo --step 20 --html step-20.html
     """
     name, overrides = split(words)
+    say_loading(name or "demo")
     from groupwise.explain.page import step_page
     from groupwise.explain.step import is_run, recipe_step, run_step
     from groupwise.explain.terminal import print_step
@@ -182,6 +183,7 @@ def replay(
     groupwise replay runs/demo --step 20 --set algorithm=dapo
     """
     folder = run_folder(run)
+    say_loading(run)
     from groupwise.explain.replay import print_replay, replay_step
     from groupwise.explain.step import run_step
     from groupwise.tracking.console import console

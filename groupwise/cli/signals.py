@@ -8,16 +8,17 @@ import os
 import signal
 from types import FrameType
 
+from groupwise.errors import STOP_SIGNALS
+
 STOPPED = 3
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_when_stopped() -> None:
     """From here on, until something else takes care of signals."""
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and `&` in scripts ask for
             signal.signal(number, leave)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a launcher holds them back until here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a launcher holds them until here
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=True,
+        defer_build=True,
         protected_namespaces=(),
         allow_inf_nan=False,
     )

@@ -16,6 +16,19 @@ LONGEST_MESSAGE = 600
 MOST_ERRORS = 10
 """Of a recipe that is wrong in many places, the first few are named."""
 
+IN_OUR_WORDS = {
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "union_tag_not_found": "must be a block of settings with a `kind`",
+}
+"""pydantic's type of an error -> what the setting must be."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -46,13 +59,13 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
         near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return f"unknown setting {quoted(name)}: {hint}"
-    message, value = item["msg"].removeprefix("Value error, "), item["input"]
+    said: str = item["msg"]
+    value = item["input"]
     if item["type"] == "union_tag_invalid":
         kind, kinds = item["ctx"]["tag"], item["ctx"]["expected_tags"].replace("'", "")
         near = nearest(kind[:100], kinds.split(", "))
         return f"{name}.kind: must be {kinds}, not {quoted(kind)}{near}"
-    if item["type"] == "union_tag_not_found":
-        message = "must be a block of settings with a `kind`"
+    message = IN_OUR_WORDS.get(item["type"], said.removeprefix("Value error, "))
     shown = quoted(value) if isinstance(value, str) else repr(value)
     given = f", not {shown}" if isinstance(value, str | int | float | None) else ""
     message = shortened(message[:1].lower() + message[1:], LONGEST_MESSAGE)

@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED = (3, *(-number for number in SIGNALS))
+from groupwise.errors import STOP_SIGNALS
+
+STOPPED = (3, *(-number for number in STOP_SIGNALS))
 """How a rank ends that was asked to stop: by the signal itself where its training was over."""
 GRACE = 20.0
 """Seconds that the others have to end by themselves after a rank failed."""
@@ -91,7 +92,7 @@ def _start(
 @contextlib.contextmanager
 def _held_back_signals() -> Iterator[set[int]]:
     """Which were held back before. Ranks inherit it, and let them in when they can handle them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield before
     finally:
@@ -109,7 +110,7 @@ def _forwarded_signals(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[lis
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    before = {n: signal.signal(n, forward) for n in SIGNALS}
+    before = {n: signal.signal(n, forward) for n in STOP_SIGNALS}
     try:
         yield forwarded
     finally:

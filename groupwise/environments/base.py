@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from groupwise.errors import GroupwiseError, quoted
+from groupwise.errors import GroupwiseError, quoted, type_name
 from groupwise.types import Episode, Problem, StopReason
 
 ChatMessage = Mapping[str, Any]
@@ -198,4 +198,4 @@ def _shown(value: Any) -> str:
     try:
         return quoted(repr(value), 80)
     except Exception:
-        return f"a {type(value).__name__} without a repr"
+        return f"{type_name(value)} without a repr"

@@ -18,7 +18,7 @@ import yaml
 
 from groupwise.config import Config
 from groupwise.config.flat import leaves
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, type_name
 from groupwise.interop.defaults import DEFAULTS, HINTS, SCHEDULES
 from groupwise.interop.fields import DIRECT, OPTIMIZERS
 from groupwise.interop.grpo_fields import ALL
@@ -118,7 +118,7 @@ def read_fields(path: pathlib.Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ConfigError(f"{path} must hold one object, not a {type(fields).__name__}")
+        raise ConfigError(f"{path} must hold one object, not {type_name(fields)}")
     return fields
 
 

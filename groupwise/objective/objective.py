@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from groupwise.choice import Choice, FromFile, chosen_block, one_of
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, type_name
 from groupwise.objective.advantages import ADVANTAGES, AdvantageEstimator
 from groupwise.objective.advantages.group import GroupAdvantage
 from groupwise.objective.surrogates import SURROGATES, Surrogate
@@ -29,9 +29,7 @@ else:
 class Objective(BaseModel):
     """What GRPO optimises: ratio x surrogate x aggregation x advantage x KL x corrections."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     preset: str = "grpo"
     """The named starting point; every other field here can override a part of it."""
@@ -132,7 +130,7 @@ class Objective(BaseModel):
             if isinstance(part, base):
                 return self.model_copy(update={name: part})
         raise ConfigError(
-            f"algorithm must be a Surrogate or an AdvantageEstimator, not {type(part).__name__}"
+            f"algorithm must be a Surrogate or an AdvantageEstimator, not {type_name(part)}"
         )
 
     @property

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedModel
 
 from groupwise.config import AdapterSettings
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, type_name
 from groupwise.policy.adapters import WEIGHTS, Adapter
 from groupwise.policy.pretrained import from_pretrained
 
@@ -95,7 +95,7 @@ def model_in_memory(model: Any, tokenizer: Any = None) -> ModelInMemory:
     if not isinstance(base, PreTrainedModel) or not hasattr(base, "generate"):
         raise ModelError(
             "model= takes a causal language model of transformers (AutoModelForCausalLM), a PEFT "
-            f"model around one, or a name, folder or hub id; not a {type(model).__name__}"
+            f"model around one, or a name, folder or hub id; not {type_name(model)}"
         )
     if is_peft and model.peft_config[model.active_adapter].peft_type != "LORA":
         raise ModelError("of PEFT's adapters only LoRA can be trained: give a model with a LoRA")
@@ -103,7 +103,7 @@ def model_in_memory(model: Any, tokenizer: Any = None) -> ModelInMemory:
         tokenizer = _tokenizer_of(base)
     if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
         raise ModelError(
-            f"tokenizer= takes a tokenizer of transformers, not a {type(tokenizer).__name__}"
+            f"tokenizer= takes a tokenizer of transformers, not {type_name(tokenizer)}"
         )
     return ModelInMemory(model, tokenizer, _names.setdefault(model, _name_of(base)))
 

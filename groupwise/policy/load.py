@@ -154,8 +154,10 @@ def _from_pretrained(
         raise
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
+        here = pathlib.Path(name).parent
+        missing = "there is no such folder. " if here.name and here.is_dir() else ""
         raise ModelError(
-            f"cannot load model {name!r}: {reason}\n"
+            f"cannot load model {name!r}: {missing}{reason}\n"
             "use `tiny`, `smollm2`, a Hugging Face id that this machine can reach, or a folder"
         ) from error
     if is_adapter_checkpoint(model):

@@ -5,13 +5,14 @@ A folder is read without asking the hub.
 
 import importlib.util
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from groupwise.errors import MissingExtraError, ModelError, shortened
-from groupwise.hub import ask_hub
+from groupwise.hub import hub_or_cache
 
 
 def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
@@ -19,10 +20,12 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
 
     Left to itself transformers would ask on standard input whether to run that code.
     """
-    if os.path.isdir(source) or not ask_hub().online:
+    if os.path.isdir(source):
         options["local_files_only"] = True
     try:
-        made = auto.from_pretrained(source, trust_remote_code=False, **options)
+        # Not only `local_files_only`: transformers looks for an adapter of the same name anyway.
+        with nullcontext() if "local_files_only" in options else hub_or_cache():
+            made = auto.from_pretrained(source, trust_remote_code=False, **options)
         if auto is AutoTokenizer:
             made("1")  # some of its settings are looked at only now
         return made

@@ -19,7 +19,7 @@ import yaml
 from groupwise.config import Config
 from groupwise.config.blocks import merged
 from groupwise.config.code import check_code
-from groupwise.errors import ConfigError, quoted
+from groupwise.errors import ConfigError, quoted, type_name
 from groupwise.recipe.parse import Overrides, parse
 from groupwise.recipe.strict_yaml import load_yaml, read_yaml_file
 from groupwise.recipe.tiny import tiny as made_tiny
@@ -136,8 +136,10 @@ def find_recipe(name: str) -> pathlib.Path:
         if path.is_file():
             return path
     near = difflib.get_close_matches(name[:200], known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}"
-    raise ConfigError(f"no recipe {quoted(name)}: not a recipe of ours and not a file; {hint}")
+    hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(known)}"
+    if "/" in name:  # a path, not one of these names misspelt
+        hint = " or folder that exists"
+    raise ConfigError(f"no recipe {quoted(name)}: not a recipe of ours and not a file{hint}")
 
 
 def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path} must hold `key: value` lines, not a {type(data).__name__}")
+        raise ConfigError(f"{path} must hold `key: value` lines, not {type_name(data)}")
     return data
 
 

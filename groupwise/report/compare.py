@@ -266,4 +266,5 @@ def _shown(interval: Interval, share: bool, sign: str = "") -> str:
         form.format(number * factor + 0.0)
         for number in (interval.value, interval.low, interval.high)
     )
-    return f"{value}{' %' if share else ''} ({low} to {high})"
+    unit = (" points" if sign else " %") if share else ""
+    return f"{value}{unit} ({low} to {high})"

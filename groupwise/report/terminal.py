@@ -45,9 +45,14 @@ def before_after_rows(
     table = []
     for key, (label, form) in rows.items():
         if key in after and key in before:
-            change = form.replace("{:", "{:+").format(after[key] - before[key])
+            change = _change(after[key] - before[key], form)
             table.append((label, form.format(before[key]), form.format(after[key]), change))
     return table
+
+
+def _change(by: float, form: str) -> str:
+    """A difference of two shares is in points: from 27 % to 95 % is no change by 68 percent."""
+    return f"{100 * by:+.1f} points" if form.endswith("%}") else form.replace(":", ":+").format(by)
 
 
 def save_before_after(

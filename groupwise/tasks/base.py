@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from groupwise.config import TaskSettings
-from groupwise.errors import ConfigError, DataError
+from groupwise.errors import ConfigError, DataError, type_name
 from groupwise.rewards.tags import not_blank
 from groupwise.types import Message, Problem
 
@@ -73,12 +73,12 @@ def _check_problems(name: str, split: Split, problems: Any) -> None:
     if isinstance(problems, str) or not isinstance(problems, Sequence):
         raise DataError(
             f"task {name}: {split} must be a list of problems such as {example}, "
-            f"not a {type(problems).__name__}"
+            f"not {type_name(problems)}"
         )
     for position, problem in enumerate(problems):
         if not isinstance(problem, Problem):
             raise DataError(
-                f"task {name}: {split}[{position}] is a {type(problem).__name__}, "
+                f"task {name}: {split}[{position}] is {type_name(problem)}, "
                 f"but must be a problem such as {example}; groupwise.data_task(rows) makes a task "
                 "of dicts or a dataset"
             )
@@ -88,7 +88,7 @@ def _check_function(name: str, field: str, value: Any, optional: bool) -> None:
     if not callable(value) and not (optional and value is None):
         raise ConfigError(
             f"task {name}: {field} must be a function{' or None' if optional else ''}, "
-            f"not a {type(value).__name__}"
+            f"not {type_name(value)}"
         )
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from groupwise.errors import DataError
+from groupwise.errors import DataError, type_name
 from groupwise.tasks.base import SPLITS, Split
 from groupwise.tasks.hub import load_splits, split_rows
 from groupwise.tasks.jsonl import Row, read_rows
@@ -116,7 +116,7 @@ def _objects(file: Path, values: Sequence[object]) -> list[Row]:
     rows = []
     for number, value in enumerate(values, start=1):
         if not isinstance(value, dict):
-            raise DataError(f"{file}, item {number}: must be an object, not {type(value).__name__}")
+            raise DataError(f"{file}, item {number}: must be an object, not {type_name(value)}")
         rows.append(Row(f"{file.stem}/{number}", f"{file}, item {number}", value))
     if not rows:
         raise DataError(f"the dataset {file} is empty")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groupwise.config import JsonlTask
-from groupwise.errors import DataError
+from groupwise.errors import DataError, type_name
 from groupwise.rewards.answers import canonical_answer, correct
 from groupwise.rewards.tags import not_blank, think_answer_format
 from groupwise.tasks.base import SPLITS, Split, Task, dataset_task
@@ -135,10 +135,10 @@ def _column(row: Row, setting: str, name: str, fix: str) -> Any:
     if name in row.columns:
         return row.columns[name]
     near = difflib.get_close_matches(name, row.columns, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
     there = ", ".join(sorted(row.columns)) or "none"
     raise DataError(
-        f"{row.location}: no column {name!r}; {hint}Columns there: {there}. "
+        f"{row.location}: no column {name!r}{hint}. Columns there: {there}. "
         f"Set task.{setting} (data_task(..., {setting}=...)) to the right one{fix}"
     )
 
@@ -186,4 +186,4 @@ def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number"}
     if value is None or value == []:
         return "null" if value is None else "an empty list"
-    return names.get(type(value), f"a {type(value).__name__}")
+    return names.get(type(value), type_name(value))

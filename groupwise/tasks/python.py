@@ -3,7 +3,7 @@
 import traceback
 
 from groupwise.config import PythonTask
-from groupwise.errors import ConfigError, GroupwiseError
+from groupwise.errors import ConfigError, GroupwiseError, type_name
 from groupwise.extensions import load_object
 from groupwise.tasks.base import Task
 
@@ -23,7 +23,7 @@ def build(settings: PythonTask) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(
             f"task.path={settings.path}: the function must return a groupwise.tasks.base.Task, "
-            f"not a {type(task).__name__}"
+            f"not {type_name(task)}"
         )
     if not task.train:
         raise ConfigError(f"task.path={settings.path}: the task has no training problems")

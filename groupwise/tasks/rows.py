@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from groupwise.config import JsonlTask
-from groupwise.errors import DataError
+from groupwise.errors import DataError, type_name
 from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.hub import split_rows
 from groupwise.tasks.jsonl import Row, task_of
@@ -56,7 +56,7 @@ def _splits(data: Any) -> dict[str, Rows]:
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise DataError(
             f"data must be a datasets.Dataset or a list of dicts such as {EXAMPLE}, "
-            f"not a {type(data).__name__}"
+            f"not {type_name(data)}"
         )
     return {"train": data}
 
@@ -65,6 +65,6 @@ def _checked_row(row: Any, split: str, index: int) -> Mapping[str, Any]:
     if isinstance(row, Mapping):
         return row
     raise DataError(
-        f"data: {split}[{index}] is a {type(row).__name__}, but must be a dict such as "
+        f"data: {split}[{index}] is {type_name(row)}, but must be a dict such as "
         f"{EXAMPLE.removeprefix('[').partition('}')[0]}}}"
     )

@@ -1,11 +1,10 @@
 """What a person sees while a run goes on: a live panel on a terminal or notebook, else lines."""
 
-import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from groupwise.tracking.activity import leave, listen
+from groupwise.tracking.notebook import NotebookPanel
 from groupwise.types import Problem
 
 console = Console(stderr=False)
@@ -57,15 +57,21 @@ class LiveConsole:
             console=console,
         )
         self.bar = self.progress.add_task("train", total=total, completed=done, left="", doing="")
-        self.live = Live(self._panel(), console=console, refresh_per_second=4)
-        if can_redraw(console):
+        self.live = (
+            NotebookPanel(self._panel())
+            if console.is_jupyter
+            else Live(self._panel(), console=console, refresh_per_second=4)
+        )
+        if console.is_jupyter or console.is_terminal:
             self.live.start()
         listen(self.show)
 
     def show(self, doing: str) -> None:
         """What the next step is doing; in a log file, where nothing was to be seen for a while."""
         self.progress.update(self.bar, doing=doing)
-        if not self.live.is_started and time.monotonic() - self.printed > SILENT_SECONDS:
+        if isinstance(self.live, NotebookPanel):  # rich's own draws by a clock
+            self.live.update(self._panel())
+        elif not self.live.is_started and time.monotonic() - self.printed > SILENT_SECONDS:
             self.printed = time.monotonic()
             left = self.time_left()
             line = f"step {self.step + 1}/{self.total}  {doing}" + (f"  {left} left" * bool(left))
@@ -86,10 +92,11 @@ class LiveConsole:
 
     def close(self) -> None:
         leave(self.show)
+        self.progress.update(self.bar, doing="")
         if self.live.is_started:
             self.live.stop()
 
-    def _panel(self) -> RenderableType:
+    def _panel(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for _ in range(3):
             table.add_column(justify="left")
@@ -99,7 +106,10 @@ class LiveConsole:
         for start in range(0, len(cells), 3):
             table.add_row(*cells[start : start + 3])
         spark = Text.assemble(("reward ", "dim"), (sparkline(self.rewards, 60), "green"))
-        return Group(self.progress, table, spark)
+        panel = Table.grid()
+        for part in (self.progress, table, spark):
+            panel.add_row(part)
+        return panel
 
     def _line(self) -> str:
         """The newest numbers, most telling first, and how long the rest will take."""
@@ -131,12 +141,6 @@ def _cut_to_width(line: str, width: int) -> str:
     while len(line) > width and "  " in line:
         line = line.rpartition("  ")[0]
     return line
-
-
-def can_redraw(shown_on: Console) -> bool:
-    """A terminal can, and a notebook that has widgets; a pipe or a log file cannot."""
-    widgets = importlib.util.find_spec("ipywidgets") is not None
-    return shown_on.is_terminal or (shown_on.is_jupyter and widgets)
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -125,7 +125,8 @@ class RunFolder:
             if changed:
                 raise RunFolderError(
                     f"{self.path} belongs to a run with other settings: {'; '.join(changed)}. "
-                    "Use the same settings to resume it, or give another --out"
+                    "Use the same settings to resume it, or give another --out; --restart begins "
+                    "anew and keeps what is there"
                 )
             self.saved_every = before.checkpoint.every
             if not isinstance(stored, str) and differences(stored, before):

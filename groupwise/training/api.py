@@ -36,7 +36,7 @@ from groupwise.secrets import without_secrets
 from groupwise.tasks.base import Task
 from groupwise.tracking.activity import listening
 from groupwise.tracking.base import Tracker, Trackers
-from groupwise.tracking.console import LiveConsole, can_redraw, console
+from groupwise.tracking.console import LiveConsole, console
 from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.tracking.services import Service, TensorBoard
@@ -96,10 +96,11 @@ def train(
     transformers or PEFT in memory, which is trained in place, and its `tokenizer`; `data`, a
     datasets.Dataset or a list of dicts with a column `prompt` (other columns: `data_task`), or a
     `task`; `rewards`, functions or Rewards; `algorithm`, a surrogate or an advantage estimator;
-    `engine(policy, config)`; `environment`, as `tools_environment`, `trl_environment` or
-    `EnvironmentFactory` give it; `optimizer(parameter_groups, settings)`, which gives a
-    torch.optim.Optimizer; `trackers`, objects with `log(step, metrics)` and `close()`; `callbacks`,
-    objects with `on_step(event)`, or functions of an event: `event.stop(reason)` ends the run.
+    `engine(policy, config)`; `environment`, made by `tools_environment`, `trl_environment` or
+    `EnvironmentFactory` of groupwise.environments (.tools, .trl, .base);
+    `optimizer(parameter_groups, settings)`, which gives a torch.optim.Optimizer; `trackers`,
+    objects with `log(step, metrics)` and `close()`; `callbacks`, objects with `on_step(event)`, or
+    functions of an event: `event.stop(reason)` ends the run.
     """
     names = {"model": model, "task": task, "rewards": rewards, "algorithm": algorithm,
              "engine": engine, "environment": environment, "optimizer": optimizer}  # fmt: skip
@@ -130,7 +131,9 @@ def train_given(
             stop.at_once = world.size == 1
             finished = world.broadcast(run.summary)
             if finished is not None and finished["steps"] >= config.steps:
-                log.info("%s is finished: nothing to do", run.path)
+                if world.first:
+                    tell = log.info if quiet else _say
+                    tell(f"{run.path} is finished: nothing to do")
                 return Result(run.path, finished)
             newest = world.first_does(lambda: _start_from(run))
             with world.one_ahead():
@@ -164,10 +167,11 @@ def run_to_the_end(
     """From where `state` stands: the loop, between two evaluations on the test problems."""
     config = parts.config
     run.rewind(state.step, logged=state.step - len(state.held))
+    tell = log.info if quiet else _say
     if not quiet:
-        console.print(describe(config, parts.policy), highlight=False, markup=False)
+        _say(describe(config, parts.policy))
     if state.step or state.before:
-        log.info("resuming %s after step %d", run.path, state.step)
+        tell(f"resuming {run.path} after step {state.step}")
     state.publish(parts.engine)
     if not state.before:
         with _status("evaluating on the test problems, before training", quiet):
@@ -299,20 +303,18 @@ def finish(
     run.write_summary(summary)
     link_equal_files(run.weight_folders())
     if not quiet:
-        if steps:
+        if steps and not console.is_jupyter:  # there the result shows a better one
             print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} test problems"
         console.print(before_after_table(state.before, after, title))
         print_findings(findings)
         if stopped is not None:
-            console.print(f"stopped: {stopped}", highlight=False, markup=False)
-        console.print(
+            _say(f"stopped: {stopped}")
+        _say(
             f"trained {state.step} steps in {state.seconds:.0f} s; model in {run.path / 'model'}, "
-            f"report in {run.path / 'report.html'}",
-            highlight=False,
-            markup=False,
+            f"report in {run.path / 'report.html'}"
         )
-        console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)
+        _say(f"look at it:  groupwise view {run.path}")
     return Result(run.path, summary, _trained_in_place(parts, state))
 
 
@@ -322,13 +324,17 @@ def _trained_in_place(parts: Parts, state: TrainState) -> ModelInMemory | None:
     return given if given is not None and given.plain is state.policy.model else None
 
 
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False)
+
+
 @contextmanager
 def _status(text: str, quiet: bool) -> Iterator[None]:
     """What happens before and after the loop, and how far it is."""
     if quiet:
         yield
-    elif not can_redraw(console):
-        console.print(f"{text} ...", highlight=False)
+    elif not console.is_terminal:
+        _say(f"{text} ...")
         yield
     else:
         with (

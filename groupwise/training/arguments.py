@@ -7,7 +7,7 @@ from typing import Any
 
 from groupwise.config import Config
 from groupwise.environments.base import EnvironmentFactory
-from groupwise.errors import ConfigError, DataError
+from groupwise.errors import ConfigError, DataError, type_name
 from groupwise.load import MakeEngine
 from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
@@ -59,7 +59,7 @@ def arguments_of(
         raise ConfigError("tokenizer= goes with a model in memory: give model= too")
     for name in ("engine", "optimizer"):
         if objects.get(name) is not None and not callable(objects[name]):
-            raise ConfigError(f"{name}= takes a function, not a {type(objects[name]).__name__}")
+            raise ConfigError(f"{name}= takes a function, not {type_name(objects[name])}")
     what = "an EnvironmentFactory, such as tools_environment(...)"
     _check_kind("environment", objects.get("environment"), (EnvironmentFactory,), what)
     return Given(
@@ -85,8 +85,8 @@ def _config(config: Any, settings: Mapping[str, Any]) -> Config:
         return load_recipe(config, settings)
     if not isinstance(config, Config):
         raise ConfigError(
-            "the first argument is a Config or the name of a recipe, not a "
-            f"{type(config).__name__}: groupwise.train(groupwise.load_recipe('demo'), ...); data "
+            "the first argument is a Config or the name of a recipe, not "
+            f"{type_name(config)}: groupwise.train(groupwise.load_recipe('demo'), ...); data "
             "goes under data=, a model under model="
         )
     return config.replace(**settings) if settings else config
@@ -112,7 +112,7 @@ def _task(task: Any, data: Any) -> Task | None:
         return data if isinstance(data, Task) else data_task(data)  # either word will do
     if task is not None and not isinstance(task, Task):
         raise DataError(
-            f"task= takes a groupwise.Task or the settings of one, not a {type(task).__name__}; "
+            f"task= takes a groupwise.Task or the settings of one, not {type_name(task)}; "
             "rows go under data=, a list of dicts or a datasets.Dataset"
         )
     return task
@@ -139,10 +139,10 @@ def _reward(reward: Reward | Callable[..., Any]) -> Reward:
 def check_kinds(out: Any, trackers: Any) -> None:
     """Of what is neither a setting nor stands in for one."""
     if out is not None and not isinstance(out, str | os.PathLike):
-        raise ConfigError(f"out= takes the path of a folder, not a {type(out).__name__}")
+        raise ConfigError(f"out= takes the path of a folder, not {type_name(out)}")
     what = "a list of objects with log(step, metrics) and close()"
     if not isinstance(trackers, list | tuple):
-        raise ConfigError(f"trackers= takes {what}, not a {type(trackers).__name__}")
+        raise ConfigError(f"trackers= takes {what}, not {type_name(trackers)}")
     for tracker in trackers:
         if isinstance(tracker, type) or not callable(getattr(tracker, "log", None)):
             raise ConfigError(f"trackers= takes {what}; {tracker!r} is none")
@@ -150,4 +150,4 @@ def check_kinds(out: Any, trackers: Any) -> None:
 
 def _check_kind(name: str, part: Any, kinds: tuple[type, ...], what: str) -> None:
     if part is not None and not isinstance(part, kinds):
-        raise ConfigError(f"{name}= takes {what}, or a setting; not a {type(part).__name__}")
+        raise ConfigError(f"{name}= takes {what}, or a setting; not {type_name(part)}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from groupwise.distributed.world import World
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, type_name
 from groupwise.training.state import TrainState
 
 MOMENTS = ("on_start", "on_step", "on_evaluate", "on_save", "on_end")
@@ -58,7 +58,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback | Callable[[Event], object]] = ()) -> None:
         if not isinstance(callbacks, list | tuple):
             raise ConfigError(
-                f"callbacks= takes a list of them, not a {type(callbacks).__name__}: put it in [ ]"
+                f"callbacks= takes a list of them, not {type_name(callbacks)}: put it in [ ]"
             )
         self._callbacks = [_checked(callback) for callback in callbacks]
         self._asked: list[str] = []
@@ -99,6 +99,6 @@ def _checked(callback: Any) -> Any:
     if not _has_moments(callback) and not callable(callback):
         raise ConfigError(
             f"a callback has {', '.join(MOMENTS)} (some of them), or is a function of an event; "
-            f"a {type(callback).__name__} is neither"
+            f"{type_name(callback)} is neither"
         )
     return callback

@@ -13,6 +13,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from groupwise.errors import type_name
+
 MANIFEST, STATE = "manifest.json", "state.json"
 _UNREADABLE = (
     OSError,
@@ -130,7 +132,7 @@ def _object(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"there is no file {path.name}")
     data = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
-        raise TypeError(f"{path.name} holds a {type(data).__name__}")
+        raise TypeError(f"{path.name} holds {type_name(data)}")
     return data
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from groupwise.distributed.world import ALONE, World
-from groupwise.errors import ModelError
+from groupwise.errors import ModelError, is_out_of_memory
 
 log = logging.getLogger("groupwise")
 
@@ -39,8 +39,8 @@ class TokenBudget:
             reason = None
             try:
                 done.append(work(self.tokens))
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_memory(error):
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0]
                 if self.together:
@@ -66,8 +66,3 @@ class TokenBudget:
                 "out of memory: going on with batch.tokens_per_microbatch=%d, same gradient",
                 self.tokens,
             )
-
-
-def _is_memory(error: BaseException) -> bool:
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "can't allocate memory" in str(error)

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 
 from groupwise.distributed.world import World
-from groupwise.errors import Interrupted
+from groupwise.errors import STOP_SIGNALS, Interrupted
 
 SAME_SECONDS = 1.0
 """Signals that arrive within this time count as one."""
@@ -31,7 +31,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
             self._show, sys.unraisablehook = sys.unraisablehook, self._keep
         return self

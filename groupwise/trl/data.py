@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from groupwise.errors import ConfigError, DataError
+from groupwise.errors import ConfigError, DataError, type_name
 from groupwise.types import Problem, Prompt
 
 PROMPT = "prompt"
@@ -88,6 +88,6 @@ def checked_train_dataset(dataset: Any, factories: Any, max_steps: int, prompts:
         return Dataset.from_dict({PROMPT: [[dict(EMPTY[0])]] * prompts})  # pyright: ignore
     if not isinstance(dataset, Dataset | IterableDataset):
         raise TypeError(
-            f"train_dataset must be a Dataset or IterableDataset, not {type(dataset).__name__}"
+            f"train_dataset must be a Dataset or IterableDataset, not {type_name(dataset)}"
         )
     return dataset

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from groupwise.diagnose import diagnose_outcome
 from groupwise.errors import RunFolderError
 from groupwise.report.run_page import write_report
-from groupwise.report.terminal import save_curve
+from groupwise.report.terminal import print_findings, save_curve
+from groupwise.tracking.console import console
 from groupwise.tracking.run import BEFORE, OWN, RunFolder, read_metrics
 from groupwise.tracking.whole import link_equal_files, replace_folder, writing
 from groupwise.training.checkpoint import newest_checkpoint, save_model
@@ -88,3 +89,5 @@ def finish_run(run: RunFolder, state: TrainState, evaluated: dict[str, float], s
         write_report(run.path, summary)
     run.write_summary(summary)
     link_equal_files(run.weight_folders())
+    print_findings(findings)
+    console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.utils import logging
 
 from groupwise.compat.transformers import model_id
-from groupwise.errors import ConfigError, ModelError
+from groupwise.errors import ConfigError, ModelError, type_name
 from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.adapters import Adapter
 from groupwise.policy.load import make_policy, pick_device, pick_dtype
 from groupwise.policy.policy import Policy
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.resolve import resolve_model
 from groupwise.policy.weights import copy_into, trained_weights
 from groupwise.trl.config import GRPOConfig, as_dict
@@ -62,9 +63,7 @@ def _from_name(name: str, args: GRPOConfig, quantization_config: Any) -> Any:
         options["quantization_config"] = quantization_config
     if "quantization_config" in options:
         options.setdefault("device_map", {"": device_of(args)})
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        resolve_model(name), trust_remote_code=False, **options
-    )
+    model: Any = from_pretrained(AutoModelForCausalLM, resolve_model(name), **options)
     if model.dtype == torch.float16 and not _is_quantized(model) and not args.fp16:
         log.warning("%s is in float16: its loss is scaled", name)
     return model if "device_map" in options else model.to(device_of(args))
@@ -75,10 +74,10 @@ def load_tokenizer(given: Any, model: Any, args: GRPOConfig) -> Any:
     if given is None:
         revision = as_dict(args.model_init_kwargs).get("revision")
         options = {"revision": revision} if revision else {}
-        given = AutoTokenizer.from_pretrained(model_id(model), trust_remote_code=False, **options)
+        given = from_pretrained(AutoTokenizer, model_id(model), **options)
     if not isinstance(given, PreTrainedTokenizerBase):
         raise TypeError(
-            f"processing_class must be a tokenizer, not a {type(given).__name__}: groupwise trains "
+            f"processing_class must be a tokenizer, not {type_name(given)}: groupwise trains "
             "models of text alone"
         )
     if given.pad_token is None:
@@ -141,9 +140,7 @@ def read_weights(policy: Policy, folder: pathlib.Path) -> None:
         device = str(policy.device)
         set_peft_model_state_dict(policy.adapter.peft, load_peft_weights(str(folder), device))
         return
-    saved: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=policy.model.dtype, trust_remote_code=False
-    )
+    saved: Any = from_pretrained(AutoModelForCausalLM, folder, dtype=policy.model.dtype)
     own, stored = trained_weights(policy), dict(saved.named_parameters())
     if own.keys() != stored.keys():
         raise ModelError(f"{folder} holds another model than {type(policy.model).__name__}")

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, get_scheduler
 
 from groupwise.config import OptimizerSettings
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, type_name
 from groupwise.training.optim import Groups, MakeOptimizer, SetRates
 from groupwise.trl.config import GRPOConfig, as_dict
 from groupwise.trl.settings import Length
@@ -35,7 +35,7 @@ def rates(args: GRPOConfig, length: Length, given: Any) -> SetRates:
         )
     if not isinstance(given, LambdaLR):
         raise ConfigError(
-            f"the scheduler is a {type(given).__name__}: only a LambdaLR says which rate an "
+            f"the scheduler is {type_name(given)}: only a LambdaLR says which rate an "
             "optimizer step has without being stepped through all steps before it"
         )
     factors: Sequence[Callable[[int], float]] = given.lr_lambdas

@@ -30,9 +30,11 @@ class Reporting(Formulas):
     model: Any
     processing_class: Any
     callbacks: Callbacks
+    accelerator: Any
     answers: AnswerTable
     pool: Pool | None
     _metrics: dict[str, MetricLog]
+    _mode = "train"
 
     @property
     def state(self) -> TrainerState:
@@ -62,7 +64,7 @@ class Reporting(Formulas):
 
     def _log_metric(self, name: str, value: float) -> None:
         """What reward functions get as `log_metric`."""
-        self._metrics["train"].add({name: value})
+        self._metrics[self._mode].add({name: value})
 
     def keep_answers(self, groups: Sequence[Group]) -> None:
         self.answers.keep(groups)
@@ -96,6 +98,10 @@ class Reporting(Formulas):
     def push_to_hub(self, commit_message: str = "End of training", **options: Any) -> str:
         """The model to `args.hub_model_id`, or to a repository named like the output folder."""
         return push_folder(self, commit_message, **options)
+
+    def end(self) -> None:
+        """What transformers' scripts call last. One process has no group to leave."""
+        self.accelerator.end_training()
 
     # Callbacks
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from groupwise.compat.transformers import model_id
 from groupwise.errors import ConfigError
+from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.resolve import resolve_model
 from groupwise.rewards.base import Reward
 from groupwise.trl.config import GRPOConfig, as_dict
@@ -77,13 +78,13 @@ def load_rewards(
 def _load(name: str, args: GRPOConfig) -> Any:
     options = as_dict(args.model_init_kwargs)
     options.pop("trust_remote_code", None)  # refused for the model that is trained
-    return AutoModelForSequenceClassification.from_pretrained(
-        resolve_model(name), num_labels=1, trust_remote_code=False, **options
+    return from_pretrained(
+        AutoModelForSequenceClassification, resolve_model(name), num_labels=1, **options
     )
 
 
 def _tokenizer(model: Any, given: Any) -> Any:
-    tokenizer = given or AutoTokenizer.from_pretrained(model_id(model), trust_remote_code=False)
+    tokenizer = given or from_pretrained(AutoTokenizer, model_id(model))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     # The model scores the last token that is no padding: it must know which one that is.

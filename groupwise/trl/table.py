@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from groupwise.tracking.console import console
+from groupwise.tracking.console import console, prompt_text, visible
 from groupwise.trl.config import GRPOConfig
 from groupwise.types import Group
 
@@ -21,12 +21,17 @@ class AnswerTable:
         self.groups: Sequence[Group] = ()
         self.extra: dict[str, list[Any]] = {}
         self._coming: defaultdict[str, list[Any]] = defaultdict(list)
+        self._shown = True
 
     def add_extra(self, column: str, values: Sequence[Any]) -> None:
         self._coming[column] += list(values)
 
     def keep(self, groups: Sequence[Group]) -> None:
-        self.groups, self.extra = groups, dict(self._coming)
+        self.groups, self.extra, self._shown = groups, dict(self._coming), False
+        self._coming.clear()
+
+    def forget_extra(self) -> None:
+        """An evaluation's: its answers are in no table."""
         self._coming.clear()
 
     def columns(self) -> dict[str, Any]:
@@ -44,8 +49,9 @@ class AnswerTable:
         }
 
     def show(self, step: int) -> None:
-        if not self.wanted or not self.groups:
+        if not self.wanted or self._shown:
             return
+        self._shown = True
         table = Table(title=f"Step {step}", show_lines=True)
         names = list(self.groups[0].scores)
         for name in ("prompt", "completion", *names, "advantage", *self.extra):
@@ -60,11 +66,13 @@ class AnswerTable:
             for index, completion in enumerate(group.completions):
                 scores = [_shown(group.scores[name][index]) for name in names]
                 advantage = _shown(group.advantages[index] if group.advantages else None)
-                extra = [str(v[number]) if number < len(v) else "" for v in self.extra.values()]
+                extra = [
+                    visible(str(v[number])) if number < len(v) else "" for v in self.extra.values()
+                ]
                 number += 1
                 if not (self.unique and index):
-                    prompt = str(group.problem.prompt)
-                    rows.append([prompt, completion.text, *scores, advantage, *extra])
+                    texts = [visible(prompt_text(group.problem)), visible(completion.text)]
+                    rows.append([*texts, *scores, advantage, *extra])
         return rows
 
 

@@ -357,7 +357,10 @@ class GRPOTrainer(Reporting):
         self._environments.check(problems)
         prompted, _ = fit_prompts(problems, self.policy.tokenizer, UNLIMITED)
         count = self.args.num_generations_eval or self.args.num_generations
+        self._mode = "eval"
         groups = sampled_groups(parts, prompted, count, prefix, self.pool)
+        self._mode = "train"
+        self.answers.forget_extra()
         numbers = loss_of(parts, groups, self.reference)
         self.add_metrics("eval", {**answer_metrics(groups), **update_metrics(numbers, None)})
         means = {"loss": numbers["loss"], **self._metrics["eval"].means()}

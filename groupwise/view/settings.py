@@ -16,6 +16,9 @@ from groupwise.view.catalog import Run
 from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
 
+NO_LIMIT = 1_000_000_000
+"""What a script for TRL has where TRL has no such limit."""
+
 # Where two runs may differ and still be the same experiment with another seed.
 NOT_THE_EXPERIMENT = ("seed", "tracking", "checkpoint", "engine.max_batch")
 
@@ -57,4 +60,21 @@ def table(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and value == NO_LIMIT:
+        return "no limit"
+    if isinstance(value, list) and value and all(map(_is_reward, value)):
+        return ", ".join(_shown_reward(reward) for reward in value)
+    return json.dumps(value, default=str)
+
+
+def _is_reward(value: Any) -> bool:
+    return isinstance(value, dict) and {"name", "weight"} <= value.keys()
+
+
+def _shown_reward(reward: Mapping[str, Any]) -> str:
+    """correct x 1.0 {"strict": true}"""
+    options = reward.get("options")
+    more = f" {json.dumps(options, default=str)}" if options else ""
+    return f"{reward['name']} x {reward['weight']}{more}"

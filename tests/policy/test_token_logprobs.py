@@ -106,8 +106,9 @@ def test_logits_that_are_kept_are_not_computed_again_and_give_the_same_gradient(
 
     def gradient(kept: int) -> torch.Tensor:
         seen.clear()
-        options = {"vocab": V, "chunk_logits": 10 * V, "kept_logits": kept * V}
-        logprobs, _ = token_logprobs(hidden, head, targets, 1.0, **options)
+        logprobs, _ = token_logprobs(
+            hidden, head, targets, 1.0, vocab=V, chunk_logits=10 * V, kept_logits=kept * V
+        )
         (found,) = torch.autograd.grad((logprobs * torch.arange(K)).sum(), hidden)
         return found
 

@@ -84,7 +84,7 @@ def test_a_function_of_the_users_own_is_called_with_its_options(file: Path) -> N
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        ("nothing", {}, r"must return a groupwise\.tasks\.base\.Task, not a int"),
+        ("nothing", {}, r"must return a groupwise\.tasks\.base\.Task, not an int"),
         ("double", {}, r"no function or class 'double' \(did you mean 'doubles'\?\)"),
         ("breaks", {}, r"failed with KeyError: 'lost' \(.*own_doubles_task\.py, line 19\)"),
         ("doubles", {"size": 3}, r"failed with TypeError.*size"),

@@ -164,7 +164,7 @@ def test_folders_without_the_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothing to train on"):
         choices.build(MathQaTask(path=str(tmp_path)))
     (tmp_path / "train.json").write_text("[1, 2]")
-    with pytest.raises(DataError, match=r"train\.json, item 1: must be an object, not int"):
+    with pytest.raises(DataError, match=r"train\.json, item 1: must be an object, not an int"):
         choices.build(MathQaTask(path=str(tmp_path)))
     (tmp_path / "train.json").write_text("[{]")
     with pytest.raises(DataError, match="not valid JSON"):

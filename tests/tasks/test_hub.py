@@ -79,7 +79,7 @@ def test_columns_that_json_cannot_hold_are_left_out(monkeypatch: pytest.MonkeyPa
 
 def test_missing_columns_and_empty_splits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, train=sums(20))
-    with pytest.raises(DataError, match=r"row 0: no column 'promt'; did you mean 'prompt'"):
+    with pytest.raises(DataError, match=r"row 0: no column 'promt' \(did you mean 'prompt'"):
         hub.build(HubTask(path="a/b", prompt="promt"))
     serve(monkeypatch, train=[])
     with pytest.raises(DataError, match=r"'a/b' is empty: split 'train' has no rows"):

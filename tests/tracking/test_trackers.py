@@ -3,13 +3,15 @@ import pathlib
 import sys
 import types
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from groupwise.tracking import console as console_module
+from groupwise.tracking.activity import doing
 from groupwise.tracking.base import Trackers
-from groupwise.tracking.console import LiveConsole, can_redraw, printable, sparkline
+from groupwise.tracking.console import LiveConsole, printable, sparkline
 from groupwise.tracking.run import differences, read_metrics
 from groupwise.training.api import train
 from runs import small_config
@@ -147,11 +149,35 @@ def test_what_may_change_between_two_starts_of_a_run() -> None:
     assert len(differences(old, small_config("seed=1", "batch.prompts=5"))) == 2
 
 
-@pytest.mark.parametrize("widgets", [True, False])
-def test_a_notebook_redraws_only_if_it_has_widgets(
-    widgets: bool, monkeypatch: pytest.MonkeyPatch
+class FakeDisplay(types.ModuleType):
+    """IPython.display: what was drawn, and how often."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython.display")
+        self.drawn: list[str] = []
+
+    def display(self, content: Any, display_id: bool) -> Any:
+        assert display_id
+        self.update(content)
+        return self
+
+    def update(self, content: Any) -> None:
+        self.drawn.append(content._repr_mimebundle_([], [])["text/plain"])
+
+
+def test_a_notebook_has_one_panel_that_is_drawn_again_but_not_for_every_step(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if widgets else None)
+    shown = FakeDisplay()
+    monkeypatch.setitem(sys.modules, "IPython.display", shown)
     notebook = Console(force_jupyter=True, force_terminal=False)
-    assert can_redraw(notebook) is widgets
-    assert can_redraw(Console(force_terminal=True)) and not can_redraw(Console(file=io.StringIO()))
+    monkeypatch.setattr(console_module, "console", notebook)
+    live = LiveConsole(total=100, done=0)
+    for step in range(1, 101):
+        live.log(step, {"reward": step / 100, "accuracy": 0.25})
+        doing("sampling", step, 100)
+    live.close()
+    assert len(shown.drawn) < 10
+    assert "step 0/100" in shown.drawn[0]
+    assert "step 100/100" in shown.drawn[-1] and "reward 1.000" in shown.drawn[-1]
+    assert "sampling" not in shown.drawn[-1]

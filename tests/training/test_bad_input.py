@@ -24,7 +24,7 @@ from runs import SMALL, exit_code, fingerprint, small_config
         ("stepz=3", "did you mean 'steps'"),
         ("task.digit=3", "did you mean 'digits'"),
         ("algorithm.clip_hi=0.3", "did you mean 'clip_high'"),
-        ("steps=many", "steps: input should be a valid integer"),
+        ("steps=many", "steps: must be a whole number, not 'many'"),
         ("steps=0", "steps: input should be greater than or equal to 1"),
         ("batch.group_size=1", "batch.group_size: input should be greater than or equal to 2"),
         ("algorithm=ppo", "unknown preset 'ppo'; there are: grpo, dapo"),

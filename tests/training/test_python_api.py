@@ -215,7 +215,7 @@ def test_a_result_has_history_and_a_page_for_notebooks(plain: groupwise.Result) 
         ({"data": {"eval": ROWS}}, DataError, "'eval'"),
         ({"rewards": [3]}, ConfigError, "rewards= takes functions"),
         ({"rewards": ["correct", brevity]}, ConfigError, "either all names or none"),
-        ({"model": 3}, ModelError, "not a int"),
+        ({"model": 3}, ModelError, "not an int"),
         ({"tokenizer": 3}, ConfigError, "give model= too"),
         ({"engine": 3}, ConfigError, "engine= takes a function"),
         ({"environment": 3}, ConfigError, "EnvironmentFactory"),

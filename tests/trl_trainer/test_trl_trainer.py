@@ -121,7 +121,9 @@ class Watching(TrainerCallback):
         self.heard.append("save")
 
 
-def test_a_run_logs_calls_back_and_leaves_a_run_folder(tmp_path: pathlib.Path) -> None:
+def test_a_run_logs_calls_back_and_leaves_a_run_folder(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: dict[str, Any] = {}
 
     def reward(
@@ -135,10 +137,11 @@ def test_a_run_logs_calls_back_and_leaves_a_run_folder(tmp_path: pathlib.Path) -
     heard = Watching()
     trainer = make(
         tmp_path, reward, max_steps=2, gradient_accumulation_steps=2, eval_strategy="steps",
-        eval_steps=2, per_device_eval_batch_size=4, callbacks=[heard],
-        eval_dataset=dataset().select(range(2)),
+        eval_steps=1, per_device_eval_batch_size=4, callbacks=[heard], log_completions=True,
+        eval_dataset=Dataset.from_dict({"prompt": ["1+1="], "answer": [99]}),
     )  # fmt: skip
     output = trainer.train()
+    trainer.end()
     assert output.global_step == 2 and seen["step"] == 2
     assert all(isinstance(token, int) for token in seen["ids"][0])
     first = trainer.state.log_history[0]
@@ -146,15 +149,19 @@ def test_a_run_logs_calls_back_and_leaves_a_run_folder(tmp_path: pathlib.Path) -
                  "completions/mean_length", "frac_reward_zero_std", "entropy"):  # fmt: skip
         assert name in first, name
     assert "train_loss" in trainer.state.log_history[-1]
-    assert any("eval_reward" in line for line in trainer.state.log_history)
+    assert any("eval_longest" in line for line in trainer.state.log_history)
     steps = [line for line in heard.heard if line.startswith(("train", "step", "eva", "save"))]
-    assert steps == ["train_begin", "step_end 1", "step_end 2", "evaluate", "save"]
+    assert steps == ["train_begin", "step_end 1", "evaluate", "step_end 2", "evaluate", "save"]
     lines = read_metrics(tmp_path)
     assert [line["step"] for line in lines] == [1, 2] and "eval/reward" in lines[1]
     assert lines[0]["reward"] == pytest.approx(first["reward"])
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     assert (tmp_path / "checkpoint-2" / "config.json").is_file()
-    assert len(trainer.answers.extra["answer"]) == 8
+    extra = trainer.answers.extra["answer"]
+    assert len(extra) == 8 and 99 not in extra, "the evaluation's are not the next rollout's"
+    shown = capsys.readouterr().out
+    assert shown.count("Step 1") == shown.count("Step 2") == 1
+    assert f"groupwise view {tmp_path}" in shown.replace("\n", "")
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: pathlib.Path) -> None:

@@ -56,6 +56,11 @@ def test_characters_that_hide_or_reorder_are_shown_as_code_points() -> None:
     assert "".join(part["text"] for part in parts if not part["hidden"]) == "ab\n\t[31mé漢👍"
 
 
+def test_a_row_of_a_dataset_is_called_so() -> None:
+    assert evaluate("visible_text.js", 'm.problemName("37")') == "row 37"
+    assert evaluate("visible_text.js", 'm.problemName("sums/3+4")') == "sums/3+4"
+
+
 def test_every_metric_has_one_section_and_headlines_come_first() -> None:
     names = ["seconds", "kl", "eval/accuracy", "reward", "rewards/x", "odd/name", "memory_gb"]
     sections = evaluate("metric_words.js", f"m.grouped({json.dumps(names)})")

@@ -7,7 +7,7 @@ import pytest
 
 from groupwise.diagnose import diagnose
 from groupwise.view.catalog import Run, run_id
-from groupwise.view.settings import read_settings
+from groupwise.view.settings import read_settings, table
 from groupwise.view.stored_group import Unreadable
 from viewer_runs import api, client, make_run
 
@@ -20,6 +20,15 @@ def test_runs_are_compared_setting_by_setting(tmp_path: pathlib.Path) -> None:
     differing = {row["name"]: row["values"] for row in rows if row["differs"]}
     assert differing == {"seed": ["0", "3"], "batch.prompts": ["3", "7"]}
     assert {"name": "steps", "values": ["4", "4"], "differs": False} in rows
+
+
+def test_rewards_and_missing_limits_are_shown_in_words() -> None:
+    rewards = [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 0.2, "options": {"k": 1}}]
+    (rewards_row, limit, other) = table(
+        [{"rewards": rewards, "reward_timeout": 1e9, "odd": [{"name": "a"}]}]
+    )
+    assert rewards_row["values"] == ['a x 1.0, b x 0.2 {"k": 1}']
+    assert limit["values"] == ["no limit"] and other["values"] == ['[{"name": "a"}]']
 
 
 BOMB = "a: &a [x, x]\n" + "".join(

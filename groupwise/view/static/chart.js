@@ -99,7 +99,7 @@ export function chart({ name, title, hint, share }, { zoomed, reset }) {
       // The number that the line shows comes first; what was logged follows where smoothing changed it.
       return written(drawn) === written(logged) ? [written(drawn)] : [written(drawn), `(${written(logged)})`];
     });
-    texts.forEach(([drawn, logged], i) => { values[i].textContent = [drawn, logged].filter(Boolean).join(" "); });
+    texts.forEach(([drawn, logged], i) => { values[i].textContent = [drawn, logged].filter(Boolean).join(" "); values[i].title = logged ? "smoothed (as logged)" : ""; });
     // What does not fit beside the title is left out: first what was logged, then the rest.
     readout.replaceChildren(...[where, ...(shownLines.length === 1 ? texts[0] : [])].filter(Boolean).map((text) => el("span", {}, text)));
   }

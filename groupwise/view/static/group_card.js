@@ -6,7 +6,7 @@ import { longText, tokenText } from "./answer_text.js";
 import { transcript } from "./answer_pair.js";
 import { el, number, signed, whenSeen } from "./dom.js";
 import { conversation } from "./episode.js";
-import { visibleLine } from "./visible_text.js";
+import { problemName, visibleLine } from "./visible_text.js";
 
 const STOPS = { eos: "ended", stop: "stop string", length: "cut off", turns: "turn limit", environment: "environment failed" };
 
@@ -19,7 +19,7 @@ export function groupCard(group, { run, step, measure, marked = null, pair = nul
   const farthest = Math.max(1e-9, ...ranked.map((answer) => Math.abs(answer.advantage ?? 0)));
   const rows = folded(ranked).map((same) => answerRow(same, { where, farthest, hit: same.some((one) => hits.has(one.index)), marked: same.some((one) => one.index === marked),
     mark: pair && { pair, place: { run, step, group: group.index, answer: same[0].index } } }));
-  const card = el("article", { class: "card", tabindex: "-1", "data-stop": "", "data-group": group.index, "aria-label": `Group ${group.index + 1}: ${visibleLine(group.problem).slice(0, 80)}` },
+  const card = el("article", { class: "card", tabindex: "-1", "data-stop": "", "data-group": group.index, "aria-label": `Group ${group.index + 1}: ${problemName(group.problem).slice(0, 80)}` },
     head(group, run), prompt(group, where), el("ol", { class: "answers" }, rows.map((row) => row.element)));
   if (measure) whenSeen(card, () => colour(rows, where, measure, group.prefill));
   return card;
@@ -39,7 +39,7 @@ function head(group, run) {
   const rewards = group.answers.map((answer) => answer.reward).filter((reward) => reward !== null);
   const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
   const follow = problemAddress(run, group.problem);
-  return el("header", {}, el("h3", {}, el("a", { href: follow, title: "Follow this problem over training" }, visibleLine(group.problem).slice(0, 120) || "problem")),
+  return el("header", {}, el("h3", {}, el("a", { href: follow, title: "Follow this problem over training" }, problemName(group.problem).slice(0, 120) || "problem")),
     el("span", { class: "badge" }, `mean reward ${number(mean)}`),
     group.has_spread ? null : el("span", { class: "badge warn", title: "Every answer scored the same, so nothing is learned from this group" }, "no spread"),
     Object.entries(group.columns).slice(0, 4).map(([name, value]) => el("span", { class: "badge", title: visibleLine(value) }, `${visibleLine(name)}: ${visibleLine(value).slice(0, 60)}`)));

@@ -69,7 +69,7 @@ function comparison({ names, problems, rows, notes }) {
     const points = (value) => (SHARES.includes(row.metric) ? `${signed(value * 100, 1)} points` : signed(value, 2));
     const interval = (one, written) => [el("b", {}, written(one.value)), one.low === one.high ? null : el("span", { class: "faint interval" }, ` ${[one.low, one.high].map((end) => written(end).replace(/\spoints$/, "")).join(" to ").replace(/\s%(?= to)/, "")}`)];
     const last = row.differences.at(-1);
-    return el("tr", {}, el("th", { scope: "row" }, LABELS[row.metric] || visibleLine(row.metric)), row.values.map((one) => el("td", {}, interval(one, written))),
+    return el("tr", {}, el("th", { scope: "row" }, LABELS[row.metric] || visibleLine(row.metric).replace("rewards/", "reward: ")), row.values.map((one) => el("td", {}, interval(one, written))),
       el("td", { class: { better: "up", worse: "down" }[last?.word] || "" }, last ? [...interval(last, points), el("span", { class: "interval word" }, ` ${last.word}`)] : "–"));
   });
   return el("section", {}, el("h2", {}, `On the same ${problems} test problems`), el("div", { class: "scroll" }, el("table", { class: "table nowrap" }, el("thead", {}, head), el("tbody", {}, lines))),

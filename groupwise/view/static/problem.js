@@ -7,7 +7,7 @@ import { ask } from "./api.js";
 import { chart } from "./chart.js";
 import { el, labelled, number, select } from "./dom.js";
 import { groupCard } from "./group_card.js";
-import { visibleLine } from "./visible_text.js";
+import { problemName } from "./visible_text.js";
 
 export function problem(frame, parts, query) {
   const run = frame.run(parts[0]);
@@ -16,7 +16,7 @@ export function problem(frame, parts, query) {
   const curve = chart({ name: "reward of its answers", title: "Reward of its answers", hint: "mean, lowest and highest reward at each appearance", share: false }, { zoomed: () => {}, reset: () => {} });
   const pair = answerPair(frame);
   const sides = el("div", { class: "sides" });
-  const element = el("div", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems"), el("h2", { class: "wrap" }, visibleLine(id).slice(0, 200)), status, curve.figure, pair.element, sides);
+  const element = el("div", {}, el("a", { href: `#/problems/${run.id}` }, "← all problems"), el("h2", { class: "wrap" }, problemName(id).slice(0, 200)), status, curve.figure, pair.element, sides);
   pair.open(query.get("diff"));
   let gone = false;
 

@@ -3,7 +3,7 @@
 import { problemAddress } from "./addresses.js";
 import { ask } from "./api.js";
 import { el, labelled, number, select, signed } from "./dom.js";
-import { visibleLine } from "./visible_text.js";
+import { problemName, visibleLine } from "./visible_text.js";
 
 /** Training problems, or those of the test. */
 export function problemTabs(run, current) {
@@ -65,7 +65,7 @@ function strip(values) {
 }
 
 function row(run, one, once) {
-  const name = el("th", { scope: "row" }, el("a", { href: problemAddress(run, one.problem) }, visibleLine(one.problem).slice(0, 160) || "(no name)"));
+  const name = el("th", { scope: "row" }, el("a", { href: problemAddress(run, one.problem) }, problemName(one.problem).slice(0, 160) || "(no name)"));
   if (once) return el("tr", { tabindex: "-1", "data-stop": "" }, name, el("td", {}, number(one.last.mean)), el("td", {}, String(one.last.step)));
   return el("tr", { tabindex: "-1", "data-stop": "" }, name,
     el("td", {}, strip(one.strip)),

@@ -20,6 +20,11 @@ export function visibleParts(text) {
   return parts;
 }
 
+/** "gsm8k/train/7"; of a dataset's row, which has a number alone, "row 7" */
+export function problemName(name) {
+  return visibleLine(/^\d+$/.test(name) ? `row ${name}` : name);
+}
+
 /** The text on one line, for titles and short labels. */
 export function visibleLine(text) {
   return visibleParts(text).map((part) => part.text).join("");
