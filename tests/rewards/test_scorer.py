@@ -287,7 +287,7 @@ def test_an_option_without_a_parameter_is_refused() -> None:
     ("function", "message"),
     [
         (f"{FILE}:lenght", "no function or class 'lenght' (did you mean 'length'?)"),
-        (f"{FILE}:constant", "is a int, not a function or class"),
+        (f"{FILE}:constant", "is an int, not a function or class"),
         (f"{FILE}:no_reward", "neither a parameter `completion`"),
         ("no_such_package.rewards:f", "no module 'no_such_package'"),
         ("/no/such/file.py:f", "no file /no/such/file.py"),

@@ -67,7 +67,7 @@ class Decoder:
         samplings = batch.by_sampling()
         (sampling, rows), *others = samplings
         if others or sampling.repetition_penalty != 1:
-            yield from self.read(batch)
+            assert not self.unread  # nothing is launched ahead of them, nor when they are admitted
             for sampling, rows in samplings:
                 if sampling.repetition_penalty != 1:
                     yield from self._forward(batch, rows)
