@@ -93,7 +93,8 @@ class ToolsEnvironment(HasIsolation):
 
     kind: Literal["tools"] = "tools"
     functions: Annotated[tuple[str, ...], Code("tool")] = Field(min_length=1)
-    """file.py:function or package.module:function, typed and documented; `calculate` is ours."""
+    """file.py:function or package.module:function, typed and documented; ours are
+    `calculate` and `python`, which runs programs in a sandbox."""
 
 
 class GuessNumberEnvironment(EnvironmentSettings):

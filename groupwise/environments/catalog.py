@@ -30,6 +30,7 @@ from groupwise.environments.guess_number import GuessNumber
 from groupwise.environments.mcp import mcp_environment
 from groupwise.environments.openenv import openenv_environment
 from groupwise.environments.processes import in_processes
+from groupwise.environments.python_tool import python
 from groupwise.environments.reasoning_gym import reasoning_gym_environment
 from groupwise.environments.tools import tools_environment
 from groupwise.environments.trl import trl_environment
@@ -38,10 +39,11 @@ from groupwise.errors import ConfigError, quoted
 from groupwise.extensions import load_object
 from groupwise.objective.advantages.group import GroupAdvantage
 from groupwise.policy.policy import Policy
+from groupwise.rewards.sandbox.ways import check_isolation
 
 log = logging.getLogger("groupwise")
 
-TOOLS: dict[str, Callable[..., Any]] = {"calculate": calculate}
+TOOLS: dict[str, Callable[..., Any]] = {"calculate": calculate, "python": python}
 """Functions of ours that a recipe may name."""
 
 
@@ -118,6 +120,8 @@ def find_tool(name: str) -> Callable[..., Any]:
             f"environment.functions: there is no tool {quoted(name, 60)}; ours are: {known}, and "
             "one of yours is file.py:function"
         )
+    if TOOLS[name] is python:
+        check_isolation()  # complains now rather than in every call
     return TOOLS[name]
 
 

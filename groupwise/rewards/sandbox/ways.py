@@ -19,8 +19,8 @@ from groupwise.rewards.sandbox.launch import READY
 from groupwise.rewards.sandbox.run import command
 
 FIX = (
-    "code rewards need Linux with libseccomp (apt install libseccomp2) and one of: user namespaces "
-    "(sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu "
+    "code rewards and the tool python need Linux with libseccomp (apt install libseccomp2) and "
+    "one of: user namespaces (sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a seccomp profile that allows "
     "them), bubblewrap (apt install bubblewrap), or Landlock (Linux 5.13 with it in lsm=)"
 )
