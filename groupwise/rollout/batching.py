@@ -28,6 +28,12 @@ class Batched(Generic[Kind, Item, Result]):
             self._running = asyncio.create_task(self._run())
         return await result
 
+    async def cancel(self) -> None:
+        """Nothing of it runs any more, or is waited for."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
     async def _run(self) -> None:
         while self._waiting:
             await asyncio.sleep(0)  # whoever asks at the same time is served at the same time

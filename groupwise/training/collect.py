@@ -59,6 +59,7 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await answering.cancel()
         answering.log_seconds()
     if parts.episodes is not None:
         parts.episodes.check(list(groups.values()), world)
@@ -129,6 +130,10 @@ class Answering:
         parts = self.parts
         scoring = score_groups, groups, parts.scorer, parts.config.rollout, parts.episodes
         return await asyncio.to_thread(*scoring)
+
+    async def cancel(self) -> None:
+        """Groups that came after one that failed are not scored."""
+        await self._scoring.cancel()
 
     def log_seconds(self) -> None:
         """Until the last answer was sampled, and what scoring took beyond that."""
