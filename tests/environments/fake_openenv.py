@@ -6,6 +6,7 @@ import asyncio
 import http
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,13 @@ class Fake:
     def __init__(self, kind: str, sessions: int) -> None:
         self.kind, self.sessions, self.open, self.most = kind, sessions, 0, 0
         self.refusals = 0
+
+    def is_left_alone(self, seconds: float = 10.0) -> bool:
+        """No session is open. The server's thread sees the end of one a moment after its client."""
+        until = time.monotonic() + seconds
+        while self.open and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.open == 0
 
     def answer_http(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path != "/schema":

@@ -174,7 +174,7 @@ def test_a_server_that_breaks_costs_its_own_episode_only() -> None:
         *failed, good = play(url, *([turn, "end"] for turn in broken), ["hello", "end"])
         for (turn, why), episode in zip(broken.items(), failed, strict=True):
             assert why in episode.error and episode.reward is None, turn
-        assert not good.error and fake.open == 0
+        assert not good.error and fake.is_left_alone()
 
 
 def test_waiting_for_a_session_is_not_the_environment_s_time() -> None:
