@@ -1,5 +1,7 @@
 """Chunked log-probs and entropies equal the dense ones, and really are chunked."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -77,13 +79,20 @@ def test_entropy_as_a_metric_is_detached(chunk_logits):
     assert torch.equal(values, logprobs) and torch.equal(again, entropies)
 
 
-def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chunked():
-    hidden, weight, targets = inputs()
+def counting_head(weight: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], list[int]]:
+    """A head, and how many rows each of its calls had."""
     seen: list[int] = []
 
-    def head(h):
+    def head(h: torch.Tensor) -> torch.Tensor:
         seen.append(len(h))
         return h @ weight.T
+
+    return head, seen
+
+
+def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chunked():
+    hidden, weight, targets = inputs()
+    head, seen = counting_head(weight)
 
     logprobs, _ = token_logprobs(hidden, head, targets, 1.0, vocab=V, chunk_logits=10 * V + V // 2)
     assert seen == [10, 10, 10, 7]
@@ -98,11 +107,7 @@ def test_head_never_sees_more_rows_than_the_budget_and_recomputes_only_when_chun
 
 def test_logits_that_are_kept_are_not_computed_again_and_give_the_same_gradient():
     hidden, weight, targets = inputs()
-    seen: list[int] = []
-
-    def head(h):
-        seen.append(len(h))
-        return h @ weight.T
+    head, seen = counting_head(weight)
 
     def gradient(kept: int) -> torch.Tensor:
         seen.clear()

@@ -54,7 +54,7 @@ class Decoder:
         return self.launched.steps if self.launched else 0
 
     def decode(
-        self, batch: RunningBatch, most_steps: int, version: int = 0, *, ahead: bool = False
+        self, batch: RunningBatch, version: int = 0, *, ahead: bool = False
     ) -> Iterator[Drawn]:
         """Some more tokens for all rows, which own the pages for `most_steps` more than is known.
 
@@ -72,14 +72,14 @@ class Decoder:
                 if sampling.repetition_penalty != 1:
                     yield from self._forward(batch, rows)
                 else:
-                    self.launched = self._launch(self.graphs, batch, most_steps, version, rows)
+                    self.launched = self._launch(self.graphs, batch, version, rows)
                     yield from self.read(batch)
             return
         if self.launched is None:
-            self.launched = self._launch(self.graphs, batch, most_steps, version, rows)
+            self.launched = self._launch(self.graphs, batch, version, rows)
         following = None
         if ahead:
-            following = self._launch(self.graphs, batch, most_steps, version, rows)
+            following = self._launch(self.graphs, batch, version, rows)
         yield from self.read(batch)
         self.launched = following
 
@@ -96,17 +96,12 @@ class Decoder:
             yield Drawn(rows, tokens[running], logprobs[running], launched.version)
 
     def _launch(
-        self,
-        graphs: DecodeGraphs,
-        batch: RunningBatch,
-        most_steps: int,
-        version: int,
-        rows: np.ndarray,
+        self, graphs: DecodeGraphs, batch: RunningBatch, version: int, rows: np.ndarray
     ) -> LaunchedSteps | None:
         """The next steps after those that are not read yet; None where there are none to take."""
         sampling, unread = batch.answers[rows[0]].sampling, self.unread
         longest = int((batch.max_tokens[rows] - batch.output_lens[rows]).max()) - unread
-        steps = min(most_steps, longest)
+        steps = min(self.most_steps, longest)
         if steps <= 0:
             return None
         return graphs.launch(self.attention, batch, rows, sampling, steps, version, unread)

@@ -96,8 +96,7 @@ class Scheduler:
             self._admit()
         ahead = self._give_pages()
         if self.batch.size:
-            steps = self.decoder.most_steps
-            self._append(self.decoder.decode(self.batch, steps, self.version, ahead=ahead))
+            self._append(self.decoder.decode(self.batch, self.version, ahead=ahead))
 
     def _drop_calls(self) -> None:
         """Forget calls that were cancelled or have failed, and free what they held."""
