@@ -135,7 +135,7 @@ attack: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/compare.py --device cpu --model smollm2 --prompts 4 --group 8 \
-		--prompt-tokens 100 --completion-tokens 64
+		--prompt-tokens 100 --completion-tokens 64 --beta 0 --steps 1
 
 clean:
 	rm -rf $(VENV) $(VENV)-release $(VLLM_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS_VENV)-v1 runs site dist
