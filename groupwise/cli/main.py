@@ -38,8 +38,10 @@ OUT_OF_MEMORY = (
 
 
 def main() -> None:
-    # Threads that spin while they wait make a busy machine several times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that spin long while they wait make a busy machine several times slower.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # GNU's OpenMP: some microseconds
     handler = RichHandler(show_time=False, show_path=False, markup=False)
     handler.addFilter(_mask)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])

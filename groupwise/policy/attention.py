@@ -90,21 +90,21 @@ def attention_interface_problem(model: Any) -> str | None:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """One prompt's attention over itself: (1, H, S, D) to (1, S, H, D)."""
+    """Prompts' attention, each over itself: (R, H, S, D) to (R, S, H, D)."""
     length, window = q.shape[2], options.sliding_window
     if options.softcap is None and (window is None or length <= window):
         out = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=options.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.transpose(1, 2)
-    mask = causal_mask(length, length, window, q.device)
+    positions = torch.arange(length, device=q.device)
+    mask = causal_mask(positions, length, window)
     return grouped_query_attention(q, k, v, mask, options)
 
 
-def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """(queries, keys): the last tokens of a sequence see all before them, and themselves."""
-    positions = torch.arange(keys, device=device)
-    distance = positions[keys - queries :, None] - positions[None, :]
+def causal_mask(positions: Tensor, keys: int, window: int | None) -> Tensor:
+    """(..., Q, keys): queries at (..., Q) positions see all keys before them, and themselves."""
+    distance = positions[..., None] - torch.arange(keys, device=positions.device)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 

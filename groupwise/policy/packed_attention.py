@@ -1,30 +1,28 @@
 """Attention over packed rows: each answer sees its shared prompt and itself.
 
 A row is one prompt with its answers one after the other, and then the next prompt: `groups` says
-how long each of them is. Each sequence of queries attends to just the keys that it may see, so
-nothing is computed to be masked away and nothing is padded. On CUDA in half precision all sequences
-go through FlashAttention in one call (varlen_attention.py); elsewhere one after the other.
+how long each of them is. Each sequence of queries attends to just the keys that it may see. On CUDA
+in half precision all sequences go through FlashAttention in one call (varlen_attention.py);
+elsewhere those of similar lengths together (padded_attention.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import (
-    AttentionOptions,
-    causal_attention,
-    causal_mask,
-    current_attention,
-    grouped_query_attention,
-    use_attention,
-)
+from groupwise.policy.attention import AttentionOptions, current_attention, use_attention
 from groupwise.policy.compiled import uncompiled
 from groupwise.policy.packing import Rows
-from groupwise.policy.varlen_attention import Groups, flash_supports, group_sequences
+from groupwise.policy.padded_attention import PaddedSequences
+from groupwise.policy.varlen_attention import VarlenSequences, flash_supports
+
+Groups = Sequence[Sequence[int]]
+"""For each group the length of its prompt, then of each of its answers."""
 
 
 @contextmanager
@@ -43,36 +41,58 @@ def use_packed_attention(model: Any, rows: Rows) -> Iterator[None]:
 class PackedAttention:
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.groups = groups
-        self.seqlens = list(chain.from_iterable(groups))
-        self._masks: dict[tuple[int, int, int | None], Tensor] = {}
-        self.varlen = None if device.type != "cuda" else group_sequences(groups, device)
+        self.sequences = PackedSequences(*group_sequences(groups), device)
 
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         """(1, H, N, D) queries and (1, K, N, D) keys and values to (1, N, H, D)."""
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        return self.sequences.attention(q, k, v, options)
+
+
+class PackedSequences:
+    """Sequences of queries, one after the other: the last tokens of those that each attends to.
+
+    A prompt of 3 tokens and an answer of 2 have `seqlens_q` 3 and 2; `kv_index` is 0 1 2 for the
+    prompt and 0 1 2 3 4 for the answer.
+    """
+
+    def __init__(
+        self, seqlens_q: Sequence[int], kv_index: Sequence[np.ndarray], device: torch.device
+    ) -> None:
+        self.seqlens_q, self.kv_index, self.device = seqlens_q, kv_index, device
+        cuda = device.type == "cuda"
+        self.varlen = VarlenSequences(seqlens_q, kv_index, device) if cuda else None
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        """(N, H, D) queries and (M, K, D) keys and values to (1, N, H, D)."""
         if self.varlen is not None and flash_supports(q, options):
-            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
             return self.varlen.attention(q, k, v, options)
-        return self._one_by_one(q, k, v, options)
+        return self._padded_attention(q, k, v, options)
 
     @uncompiled
-    def _one_by_one(self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-        sequences = zip(*(x.split(self.seqlens, dim=2) for x in (q, k, v)), strict=True)
-        outputs: list[Tensor] = []
-        for seqlens in self.groups:
-            q_own, k_prompt, v_prompt = next(sequences)
-            outputs.append(causal_attention(q_own, k_prompt, v_prompt, options))
-            for seqlen in seqlens[1:]:
-                q_own, k_own, v_own = next(sequences)
-                if seqlen:
-                    keys = torch.cat([k_prompt, k_own], dim=2)
-                    values = torch.cat([v_prompt, v_own], dim=2)
-                    mask = self._mask(seqlen, keys.shape[2], options.sliding_window, q.device)
-                    outputs.append(grouped_query_attention(q_own, keys, values, mask, options))
-        return torch.cat(outputs, dim=1)
+    def _padded_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+    ) -> Tensor:
+        return self._padded.attention(q, k, v, options)
 
-    def _mask(self, queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-        if (queries, keys, window) not in self._masks:
-            self._masks[queries, keys, window] = causal_mask(queries, keys, window, device)
-        return self._masks[queries, keys, window]
+    @cached_property
+    def _padded(self) -> PaddedSequences:
+        return PaddedSequences(self.seqlens_q, self.kv_index, self.device)
+
+
+def group_sequences(groups: Groups) -> tuple[list[int], list[np.ndarray]]:
+    """`seqlens_q` and `kv_index` of prompts, each followed by its answers."""
+    seqlens_q, kv_index = list[int](), list[np.ndarray]()
+    start = 0
+    for prompt, *answers in groups:
+        prompt_index = np.arange(start, start + prompt)
+        seqlens_q.append(prompt)
+        kv_index.append(prompt_index)
+        start += prompt
+        for answer in filter(None, answers):
+            seqlens_q.append(answer)
+            kv_index.append(np.concatenate([prompt_index, np.arange(start, start + answer)]))
+            start += answer
+    return seqlens_q, kv_index

@@ -16,15 +16,11 @@ from groupwise.batch import copied_to
 from groupwise.compat.torch_attention import varlen_backward, varlen_forward
 from groupwise.policy.attention import AttentionOptions
 
-Groups = Sequence[Sequence[int]]
-"""For each group the length of its prompt, then of each of its answers."""
-
 
 class VarlenSequences:
     """Where each sequence's queries and keys begin (cu_seqlens), and which tokens its keys are of.
 
-    A prompt of 3 tokens and an answer of 2: queries [0:3] and [3:5]; keys of tokens 0 1 2 for the
-    prompt and 0 1 2 3 4 for the answer, so seqlens_q is 3 2, and cu_seqlens_k 0 3 8.
+    Keys of tokens 0 1 2 for a prompt and 0 1 2 3 4 for its answer: cu_seqlens_k is 0 3 8.
     """
 
     def __init__(
@@ -46,22 +42,6 @@ class VarlenSequences:
             options.scale, options.sliding_window or 0,
         )  # fmt: skip
         return out[None]
-
-
-def group_sequences(groups: Groups, device: torch.device) -> VarlenSequences:
-    """Of prompts, each followed by its answers."""
-    seqlens, kv_index = list[int](), list[np.ndarray]()
-    start = 0
-    for prompt, *answers in groups:
-        prompt_index = np.arange(start, start + prompt)
-        seqlens.append(prompt)
-        kv_index.append(prompt_index)
-        start += prompt
-        for answer in filter(None, answers):
-            seqlens.append(answer)
-            kv_index.append(np.concatenate([prompt_index, np.arange(start, start + answer)]))
-            start += answer
-    return VarlenSequences(seqlens, kv_index, device)
 
 
 def flash_supports(q: Tensor, options: AttentionOptions) -> bool:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from groupwise.policy import varlen_attention
 from groupwise.policy.attention import AttentionOptions
-from groupwise.policy.packed_attention import PackedAttention
-from groupwise.policy.varlen_attention import group_sequences
+from groupwise.policy.packed_attention import PackedAttention, group_sequences
+from groupwise.policy.varlen_attention import VarlenSequences
 
 GROUPS = [[3, 2, 0, 4], [1, 5], [6]]
 
@@ -67,7 +67,7 @@ def test_one_varlen_call_is_the_attention_of_each_answer_to_its_prompt_and_itsel
     q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
     expected = PackedAttention(GROUPS, torch.device("cpu"))(None, q, k, v, options)
     flat_q, flat_k, flat_v = (x[0].transpose(0, 1) for x in (q, k, v))
-    sequences = group_sequences(GROUPS, torch.device("cpu"))
+    sequences = VarlenSequences(*group_sequences(GROUPS), torch.device("cpu"))
     packed = sequences.attention(flat_q, flat_k, flat_v, options)
     assert torch.allclose(packed, expected, atol=1e-5)
     weights = torch.randn_like(expected)

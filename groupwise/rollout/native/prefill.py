@@ -9,15 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupwise.policy.attention import (
-    AttentionOptions,
-    causal_attention,
-    grouped_query_attention,
-    use_attention,
-)
-from groupwise.policy.packed_attention import PackedAttention
+from groupwise.policy.attention import AttentionOptions, use_attention
+from groupwise.policy.packed_attention import PackedSequences
 from groupwise.policy.policy import Policy
-from groupwise.policy.varlen_attention import VarlenSequences, flash_supports
 from groupwise.rollout.native.kv_cache import PagedKVCache
 
 
@@ -52,30 +46,21 @@ class PrefillAttention:
         positions = [np.arange(c.held * page, len(c.tokens)) for c in contexts]
         pages = [np.array(c.pages)[p // page] for c, p in zip(contexts, positions, strict=True)]
         self.places = cache.places(np.concatenate(pages), np.concatenate(positions) % page)
-        self.packed = PackedAttention([[seqlen] for seqlen in self.seqlens], cache.device)
         self.held = np.array([page for c in contexts for page in c.pages[: c.held]], dtype=np.int64)
-        self.varlen = self._varlen() if len(self.held) and cache.device.type == "cuda" else None
+        self.sequences = PackedSequences(self.seqlens, self._kv_index(), cache.device)
 
     def __call__(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         layer = module.layer_idx
-        self.cache.write(layer, self.places, k[0].transpose(0, 1), v[0].transpose(0, 1))
-        if not len(self.held):
-            return self.packed(module, q, k, v, options)
-        if self.varlen is not None and flash_supports(q, options):
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        self.cache.write(layer, self.places, k, v)
+        if len(self.held):
             held = self.cache.read(layer, self.held).transpose(2, 3).flatten(1, 2)
-            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-            keys, values = (torch.cat(pair) for pair in zip(held, (k, v), strict=True))
-            return self.varlen.attention(q, keys, values, options)
-        split = (x.split(self.seqlens, dim=2) for x in (q, k, v))
-        outputs = [
-            self._after(context, layer, q_own, k_own, v_own, options)
-            for context, q_own, k_own, v_own in zip(self.contexts, *split, strict=True)
-        ]
-        return torch.cat(outputs, dim=1)
+            k, v = (torch.cat(pair) for pair in zip(held, (k, v), strict=True))
+        return self.sequences.attention(q, k, v, options)
 
-    def _varlen(self) -> VarlenSequences:
+    def _kv_index(self) -> list[np.ndarray]:
         """Keys are those in the held pages of all contexts, then the new ones."""
         kv_index = list[np.ndarray]()
         held, own = 0, len(self.held) * self.cache.page
@@ -84,26 +69,4 @@ class PrefillAttention:
             parts = [np.arange(held, held + size), np.arange(own, own + seqlen)]
             kv_index.append(np.concatenate(parts))
             held, own = held + size, own + seqlen
-        return VarlenSequences(self.seqlens, kv_index, self.cache.device)
-
-    def _after(
-        self,
-        context: Context,
-        layer: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        options: AttentionOptions,
-    ) -> Tensor:
-        """Attention of a context's new tokens to the pages that it holds, and to themselves."""
-        if not context.held:
-            return causal_attention(q, k, v, options)
-        held = self.cache.read(layer, np.array(context.pages[: context.held]))
-        held_k, held_v = held.transpose(1, 2).flatten(2, 3)[:, None]
-        keys, values = torch.cat([held_k, k], dim=2), torch.cat([held_v, v], dim=2)
-        positions = torch.arange(keys.shape[2], device=q.device)
-        distance = positions[-q.shape[2] :, None] - positions[None, :]
-        mask = distance >= 0
-        if options.sliding_window is not None:
-            mask &= distance < options.sliding_window
-        return grouped_query_attention(q, keys, values, mask, options)
+        return kv_index
