@@ -25,7 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from groupwise.config import Config, EnvironmentSettings
+from groupwise.config import Config
+from groupwise.config.environment import EnvironmentSettings
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, ToolSpec, Turn
 from groupwise.environments.bench_policies import CHEATS, HONEST, IDLE, Policy, Seen
 from groupwise.environments.episode import EpisodeInputs, Limits

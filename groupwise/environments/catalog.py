@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from groupwise.config import (
+from groupwise.config import Config, InFlight
+from groupwise.config.environment import (
     AgentEnvironment,
     AnyEnvironment,
-    Config,
     EnvironmentSettings,
     GuessNumberEnvironment,
     HasIsolation,
-    InFlight,
     McpEnvironmentSettings,
     NoEnvironment,
     OpenEnvSettings,

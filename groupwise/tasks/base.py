@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from groupwise.config import TaskSettings
+from groupwise.config.tasks import TaskSettings
 from groupwise.errors import ConfigError, DataError, type_name
 from groupwise.rewards.tags import not_blank
 from groupwise.types import Message, Problem

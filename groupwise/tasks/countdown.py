@@ -11,7 +11,7 @@ be in as a row of data.
 from functools import partial
 from random import Random
 
-from groupwise.config import CountdownTask
+from groupwise.config.tasks import CountdownTask
 from groupwise.errors import DataError, quoted
 from groupwise.rewards.countdown import correct, extract
 from groupwise.rewards.tags import think_answer_format

@@ -4,7 +4,7 @@ There is nothing to judge an answer by but the environment's own reward. Each pr
 its episodes begin alike where the environment draws by it.
 """
 
-from groupwise.config import EnvironmentTask
+from groupwise.config.tasks import EnvironmentTask
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.generated import split_sizes
 from groupwise.types import Problem

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from groupwise.config import ArithmeticTask, CountdownTask, GuessNumberTask
-from groupwise.config.tasks import GeneratedTask
+from groupwise.config.tasks import ArithmeticTask, CountdownTask, GeneratedTask, GuessNumberTask
 from groupwise.errors import DataError
 from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks.base import Split, Task, split_of

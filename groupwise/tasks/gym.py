@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.config import GymTask
+from groupwise.config.tasks import GymTask
 from groupwise.errors import DataError
 from groupwise.rewards.gym import correct, dataset_of, extract
 from groupwise.rewards.tags import think_answer_format
