@@ -86,7 +86,8 @@ class _Message(BaseModel):
     def for_template(self) -> dict[str, Any]:
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        made = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        role = "system" if self.role == "developer" else self.role
+        made: dict[str, Any] = {"role": role, "content": text}
         made |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
         if self.tool_calls and self.role == "assistant":
             made["tool_calls"] = [call.for_template() for call in self.tool_calls]

@@ -12,8 +12,7 @@ from typing import Any
 
 from groupwise.config.tasks import ArithmeticTask, CountdownTask, GeneratedTask, GuessNumberTask
 from groupwise.errors import DataError
-from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import Split, Task, split_of
+from groupwise.tasks.base import Split, Task, split_of, tagged_task
 from groupwise.types import Problem
 
 DEFAULT_TRAIN_SIZE = 4096
@@ -43,16 +42,7 @@ def generated_task(
         split: draw_split(draw, seed=settings.seed, split=split, size=size, fix=fix)
         for split, size in sizes.items()
     }
-    return Task(
-        settings.kind,
-        drawn["train"],
-        correct,
-        validation=drawn["validation"],
-        test=drawn["test"],
-        formatted=think_answer_format,
-        extract=extract,
-        solve=solve,
-    )
+    return tagged_task(settings.kind, drawn, correct=correct, extract=extract, solve=solve)
 
 
 def draw_split(
