@@ -153,12 +153,12 @@ def dataset_task(
 ) -> Task:
     """The task of a dataset: missing splits filled, each cut to the size in the settings."""
     splits = cut(fill_splits(name, problems, seed=seed), settings)
-    return Task(name, **splits, correct=correct, formatted=formatted, extract=extract)
+    return Task(name, **splits, correct=correct, formatted=formatted, extract=extract, solve=None)
 
 
 def tagged_task(
     name: str,
-    splits: Mapping[str, Sequence[Problem]],
+    splits: Mapping[Split, Sequence[Problem]],
     *,
     correct: Callable[..., Any],
     extract: Callable[[str], str | None],
@@ -171,7 +171,7 @@ def tagged_task(
 
 def cut(
     splits: Mapping[Split, Sequence[Problem]], settings: TaskSettings
-) -> dict[str, Sequence[Problem]]:
+) -> dict[Split, Sequence[Problem]]:
     """Each split at the size in the settings, by the name that it has in `Task`."""
     train, held_out = settings.train_size, settings.test_size
     return {name: split[: train if name == "train" else held_out] for name, split in splits.items()}

@@ -5,7 +5,7 @@ its episodes begin alike where the environment draws by it.
 """
 
 from groupwise.config.tasks import EnvironmentTask
-from groupwise.tasks.base import Task
+from groupwise.tasks.base import SPLITS, Task
 from groupwise.tasks.generated import split_sizes
 from groupwise.types import Problem
 
@@ -16,4 +16,5 @@ def build(settings: EnvironmentTask) -> Task:
         split: [Problem(f"{split} {number}", prompt) for number in range(size)]
         for split, size in split_sizes(settings).items()
     }
-    return Task("environment", **splits)
+    train, validation, test = (splits[split] for split in SPLITS)
+    return Task("environment", train, validation=validation, test=test)

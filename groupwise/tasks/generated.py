@@ -38,7 +38,7 @@ def generated_task(
     """A task whose answers are asked for in <think> and <answer> tags."""
     sizes = split_sizes(settings)
     fix += f", or lower task.train_size ({sizes['train']}) and task.test_size ({sizes['test']})."
-    drawn = {
+    drawn: dict[Split, tuple[Problem, ...]] = {
         split: draw_split(draw, seed=settings.seed, split=split, size=size, fix=fix)
         for split, size in sizes.items()
     }
