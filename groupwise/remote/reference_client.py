@@ -49,7 +49,7 @@ class ReferenceClient(ServerClient):
     async def logprobs(self, request: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
         """The log-probs of each answer, from the model of this name and no other."""
         body, most = encode_request(request), request.max_response_bytes
-        content = await self.request_when_free("POST", "/logprobs", body, most)
+        content = await self.post("/logprobs", body, most)
         logprobs, name = decode_response(content, request)
         if name != model:
             raise ServerUnavailable("it was started again with another model")
