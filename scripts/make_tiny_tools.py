@@ -34,7 +34,7 @@ from embedded_model import (
 )
 from transformers.utils import logging
 
-from groupwise.config import ArithmeticTask, GuessNumberTask
+from groupwise.config.tasks import ArithmeticTask, GuessNumberTask
 from groupwise.environments.calculator import calculate
 from groupwise.tasks import arithmetic, guess_number
 from groupwise.tasks.base import split_of

@@ -14,22 +14,27 @@ from groupwise.config.engine import OWN, kind_of
 from groupwise.extensions import Code
 
 
-class NoEnvironment(Settings):
-    """An answer is one turn."""
-
-    kind: Literal["none"] = "none"
+class Weights(Settings):
+    """What rewards of an environment weigh, unless its kind has settings for that."""
 
     @property
     def reward_weight(self) -> float:
-        """Of the reward of an environment that was passed from Python."""
+        """Of the environment's own reward, if it has one; it may be passed from Python."""
         return 1.0
 
     @property
     def turn_weight(self) -> float | None:
+        """What the rewards of turns weigh, where each turn has an advantage of its own."""
         return None
 
 
-class EnvironmentSettings(Settings):
+class NoEnvironment(Weights):
+    """An answer is one turn."""
+
+    kind: Literal["none"] = "none"
+
+
+class EnvironmentSettings(Weights):
     """What every environment has."""
 
     max_turns: int = Field(default=8, ge=1)
@@ -47,16 +52,6 @@ class EnvironmentSettings(Settings):
     for the slowest reply then."""
     chat: Literal["auto", "template", "renderers"] = "auto"
     """What continues conversations: `renderers` for families that it knows, or the template."""
-
-    @property
-    def reward_weight(self) -> float:
-        """Of the environment's own reward, if it has one."""
-        return 1.0
-
-    @property
-    def turn_weight(self) -> float | None:
-        """What the rewards of turns weigh, where each turn has an advantage of its own."""
-        return None
 
 
 class HasIsolation(EnvironmentSettings):

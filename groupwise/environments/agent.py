@@ -9,9 +9,9 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from groupwise.environments.agent_program import ProgramAgent
 from groupwise.environments.base import (
@@ -20,7 +20,7 @@ from groupwise.environments.base import (
     EnvironmentFailed,
     checked_scores,
 )
-from groupwise.environments.episode import EpisodeInputs, Segment, as_messages
+from groupwise.environments.episode import EpisodeInputs, Segment, as_messages, whole_episode
 from groupwise.environments.gateway_app import local_gateway
 from groupwise.environments.gateway_request import same_message
 from groupwise.environments.gateway_session import Session
@@ -38,15 +38,6 @@ POLL_SECONDS = 0.25
 """How often an agent's time is looked at."""
 
 
-class Agent(Protocol):
-    async def run(self, base_url: str, api_key: str, problem: Problem, seed: int) -> Any:
-        """A whole episode. Gives {"reward": 1.0}, {"scores": {...}} or nothing.
-
-        Raises EnvironmentFailed. Cancelled, it leaves nothing behind.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class FunctionAgent:
     """A Python function in a thread with an event loop of its own: it may block there."""
@@ -54,6 +45,8 @@ class FunctionAgent:
     function: AgentFunction
 
     async def run(self, base_url: str, api_key: str, problem: Problem, seed: int) -> Any:
+        """A whole episode: {"reward": 1.0}, {"scores": {...}} or nothing. Raises EnvironmentFailed.
+        Cancelled, it leaves nothing behind."""
         running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
 
         async def work() -> Any:
@@ -177,9 +170,7 @@ class AgentRun:
             seconds=seconds,
             waited=min(session.idle[1], seconds),
         )
-        whole = [replace(s, completion=replace(s.completion, stop=stop)) for s in segments]
-        first = replace(whole[0].completion, episode=episode, text=session.text)
-        return (replace(whole[0], completion=first), *whole[1:])
+        return whole_episode(segments, stop, episode, session.text)
 
 
 def _scores(value: Any) -> Mapping[str, float | None]:

@@ -1,6 +1,6 @@
 """What an environment is: what answers the model's turns, and how well the conversation went.
 
-    class Guess:                                        # one object for each episode
+    class Guess(Environment):                           # one object for each episode
         tools = ()
         async def reset(self, problem, seed): ...       # what stands behind the prompt, if anything
         async def step(self, turn): ...                 # the reply to what the model wrote
@@ -98,20 +98,18 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One object for each episode.
+    """One object for each episode. Who derives from it writes `step`, and what else is needed.
 
     A turn that the limit on tokens cut off is no answer, and is not stepped; with an attribute
     `takes_cut_turns = True` it is (its `stop` is "length"), and ends the episode all the same.
     """
 
-    @property
-    def tools(self) -> Sequence[ToolSpec]:
-        """What the chat template shows the model; may be empty. Read after `reset`."""
-        ...
+    tools: Sequence[ToolSpec] = ()
+    """What the chat template shows the model. Read after `reset`."""
 
     async def reset(self, problem: Problem, seed: int) -> Reply:
         """Begin. Episodes of one group get the same seed, and must begin alike."""
-        ...
+        return Reply()
 
     async def step(self, turn: Turn) -> Reply:
         """The reply to a turn; `done` ends the episode."""
@@ -119,11 +117,10 @@ class Environment(Protocol):
 
     async def score(self) -> Mapping[str, float | None]:
         """How it went, called once and last. None: does not apply, which is not 0."""
-        ...
+        return {}
 
     async def close(self) -> None:
         """The episode is over, however it ended."""
-        ...
 
 
 @dataclass(frozen=True)

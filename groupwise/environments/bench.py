@@ -25,7 +25,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from groupwise.config import Config, EnvironmentSettings
+from groupwise.config import Config
+from groupwise.config.environment import EnvironmentSettings
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, ToolSpec, Turn
 from groupwise.environments.bench_policies import CHEATS, HONEST, IDLE, Policy, Seen
 from groupwise.environments.episode import EpisodeInputs, Limits
@@ -33,7 +34,7 @@ from groupwise.environments.gateway_session import Session
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, RewardError, quoted
 from groupwise.rewards.adversaries import FORMS
-from groupwise.rewards.bench import Solved, solve_problems
+from groupwise.rewards.bench import Solved, mean_of_known, shown, solve_problems
 from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.collect import score_groups
 from groupwise.rollout.engine import wait_for
@@ -94,7 +95,7 @@ class Played:
 
     @property
     def reward(self) -> float | None:
-        return _mean(group.rewards[0] for group in self.groups)
+        return mean_of_known(group.rewards[0] for group in self.groups)
 
 
 class Bench:
@@ -200,8 +201,8 @@ def bench_table(report: Report, title: str) -> Table:
             line.policy,
             f"{line.turns:.1f}",
             f"{line.calls:.1f}",
-            *(_shown(line.scores.get(name)) for name in names),
-            _shown(line.reward),
+            *(shown(line.scores.get(name)) for name in names),
+            shown(line.reward),
             f"[bold red]{verdict}[/]" if line.flaw else verdict,
         )
     return table
@@ -231,7 +232,7 @@ def _line(name: str, played: Played, verdict: str) -> Line:
     return Line(
         name,
         played.reward,
-        {score: _mean(group.scores[score][0] for group in played.groups) for score in names},
+        {s: mean_of_known(group.scores[s][0] for group in played.groups) for s in names},
         statistics.fmean(len(episode.turns) for episode in episodes),
         statistics.fmean(episode.calls for episode in episodes),
         len(errors),
@@ -323,12 +324,3 @@ class _Characters:
 
     def decode(self, tokens: Sequence[int], **options: Any) -> str:
         return "".join(chr(token) for token in tokens if token != _END)
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -6,7 +6,7 @@ A parser of another form is a function of the same type.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from groupwise.environments.base import ToolCall, ToolSpec, Turn
@@ -68,6 +68,19 @@ def as_message(turn: Turn) -> dict[str, Any]:
     ]
     message: dict[str, Any] = {"role": "assistant", "content": turn.text}
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def refusal(call: ToolCall, names: Collection[str]) -> str:
+    """Why a call cannot be made, for the model to read; empty where it can."""
+    error = call.error
+    if not error and call.name not in names:
+        error = f"there is no tool {quoted(call.name, 60)}; there are: {', '.join(names)}"
+    return f"error: {error}" if error else ""
+
+
+def tool_message(call: ToolCall, content: str) -> dict[str, str]:
+    """What a call is answered with."""
+    return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": content}
 
 
 def _read(id: str, body: str, *, closed: bool) -> ToolCall:

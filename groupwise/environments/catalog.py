@@ -4,14 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from groupwise.config import (
+from groupwise.config import Config, InFlight
+from groupwise.config.environment import (
     AgentEnvironment,
     AnyEnvironment,
-    Config,
     EnvironmentSettings,
     GuessNumberEnvironment,
     HasIsolation,
-    InFlight,
     McpEnvironmentSettings,
     NoEnvironment,
     OpenEnvSettings,
@@ -71,14 +70,6 @@ def _trl(settings: TrlEnvironmentSettings) -> EnvironmentFactory:
     return trl_environment(factories, tools, rewards)
 
 
-def _mcp(settings: McpEnvironmentSettings) -> EnvironmentFactory:
-    return mcp_environment(settings.command, settings.shared)
-
-
-def _openenv(settings: OpenEnvSettings) -> EnvironmentFactory:
-    return openenv_environment(settings.url, settings.show)
-
-
 def _own(settings: OwnEnvironment) -> EnvironmentFactory:
     make = load_object(settings.kind, what="environment.kind")
     return EnvironmentFactory(make.__name__, make)
@@ -95,8 +86,8 @@ def _agent(settings: AgentEnvironment) -> EnvironmentFactory:
 ENVIRONMENTS: dict[type[EnvironmentSettings], Callable[[Any], EnvironmentFactory]] = {
     ToolsEnvironment: _tools,
     TrlEnvironmentSettings: _trl,
-    McpEnvironmentSettings: _mcp,
-    OpenEnvSettings: _openenv,
+    McpEnvironmentSettings: lambda settings: mcp_environment(settings.command, settings.shared),
+    OpenEnvSettings: lambda settings: openenv_environment(settings.url, settings.show),
     ReasoningGymEnvironmentSettings: lambda settings: reasoning_gym_environment(settings.feedback),
     VerifiersEnvironmentSettings: lambda settings: verifiers_environment(
         settings.env, settings.args, settings.python

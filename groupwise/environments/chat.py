@@ -231,11 +231,9 @@ class TemplateChat:
                 self._shows_tools[tools] = False
         return self._shows_tools[tools]
 
-    def _render(self, messages: Messages, tools: Tools, generation_prompt: bool = True) -> str:
+    def _render(self, messages: Messages, tools: Tools) -> str:
         schemas = [tool.schema for tool in tools] or None
-        return render_chat(
-            self.tokenizer, messages, tools=schemas, add_generation_prompt=generation_prompt
-        )
+        return render_chat(self.tokenizer, messages, tools=schemas, add_generation_prompt=True)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -8,7 +8,7 @@ are sampled. Whatever an environment does ends its own episode at worst.
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -178,9 +178,7 @@ class EpisodeRun:
             waited=self.waited,
         )
         segments = [*self.trace.closed, self.trace.segment(stop)]
-        whole = [replace(s, completion=replace(s.completion, stop=stop)) for s in segments]
-        first = replace(whole[0].completion, episode=episode, text=self.text)
-        return (replace(whole[0], completion=first), *whole[1:])
+        return whole_episode(segments, stop, episode, self.text)
 
     async def _begin(self) -> None:
         # Until the environment has begun, its episode is the bare prompt: a failure has a place.
@@ -281,6 +279,15 @@ class EpisodeRun:
         """The reply's messages, none longer than may be: a long one must not fill the context."""
         most = self.inputs.limits.max_reply_tokens
         return [cut_message(message, self.inputs.tokenizer, most) for message in reply.messages]
+
+
+def whole_episode(
+    segments: Sequence[Segment], stop: StopReason, episode: Episode, text: str
+) -> tuple[Segment, ...]:
+    """All its segments ended as it did; the first says what happened in it."""
+    whole = [replace(s, completion=replace(s.completion, stop=stop)) for s in segments]
+    first = replace(whole[0].completion, episode=episode, text=text)
+    return (replace(whole[0], completion=first), *whole[1:])
 
 
 def cut_message(message: ChatMessage, tokenizer: Any, max_tokens: int) -> ChatMessage:

@@ -59,7 +59,6 @@ def gateway_app(
     async def completions(request: Request) -> Response:
         session = _session(sessions, request)
         body = await read_body(request, MAX_BODY_BYTES)
-        request.state.body_read = True
         asked = parse_request(body)
         writer = ReplyWriter(asked, session.tokenizer, session.eos_ids)
         if asked.stream:
@@ -136,8 +135,7 @@ def answering(endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except HTTPRefusal as refusal:
-            if not getattr(request.state, "body_read", False):
-                await discard_body(request)
+            await discard_body(request)
             return _error(refusal)
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -5,7 +5,7 @@ nothing is read and then ignored, but for what concerns OpenAI's own service.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -17,13 +17,6 @@ from groupwise.remote.guard import HTTPRefusal
 from groupwise.remote.payload import first_problem
 from groupwise.types import Sampling
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-}
 MAX_CHOICES, MAX_STOPS, MAX_TOOLS, MAX_MESSAGES = 64, 16, 256, 4096
 
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -59,12 +52,54 @@ class _ResponseFormat(BaseModel):
     type: Literal["text"]
 
 
+class _TextPart(BaseModel):
+    text: str
+
+
+class _Called(BaseModel):
+    name: str
+    arguments: dict[str, Any] | str
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Called
+
+    def for_template(self) -> dict[str, Any]:
+        """Arguments are an object, where their text is one."""
+        arguments = self.function.arguments
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                read = json.loads(arguments)
+                arguments = read if isinstance(read, dict) else arguments
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id or "", "type": "function", "function": function}
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[_Call] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        made: dict[str, Any] = {"role": role, "content": text}
+        made |= self.model_dump(include={"name", "tool_call_id"}, exclude_none=True)
+        if self.tool_calls and self.role == "assistant":
+            made["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return made
+
+
 class ChatRequest(BaseModel):
     """The body of POST /v1/chat/completions. Any model may be named: there is one."""
 
     model_config = ConfigDict(extra="forbid")
 
-    messages: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[_Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = None
     tools: list[_Tool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
@@ -163,12 +198,11 @@ def parse_request(body: bytes) -> ChatRequest:
     return request
 
 
-def chat_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, ...]:
+def chat_messages(request: ChatRequest) -> tuple[ChatMessage, ...]:
     """The request's messages as chat templates take them. Raises RequestRefused."""
     names: dict[str, str] = {}
     result = []
-    for number, message in enumerate(messages):
-        made = _chat_message(message, f"messages.{number}")
+    for made in (message.for_template() for message in request.messages):
         for call in made.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
         if made["role"] == "tool" and made.get("tool_call_id") in names:
@@ -179,56 +213,6 @@ def chat_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[ChatMessage, .
             400, "the last message is the assistant's: there is nothing to answer", param="messages"
         )
     return tuple(result)
-
-
-def _chat_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        known = ", ".join(ROLES)
-        raise RequestRefused(400, f"{where}.role must be one of {known}", param=where)
-    made: dict[str, Any] = {"role": ROLES[role], "content": _text(message.get("content"), where)}
-    for name in ("name", "tool_call_id"):
-        if isinstance(message.get(name), str):
-            made[name] = message[name]
-    calls = message.get("tool_calls")
-    if calls and role == "assistant":
-        if not isinstance(calls, list):
-            raise RequestRefused(400, f"{where}.tool_calls must be a list", param=where)
-        made["tool_calls"] = [_call(call, where) for call in calls]
-    return made
-
-
-def _text(content: Any, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [None]
-    read = [part.get("text") for part in parts if isinstance(part, dict)]
-    texts = [text for text in read if isinstance(text, str)]
-    if len(texts) < len(parts):
-        raise RequestRefused(400, f"{where}.content must be text", param=where)
-    return "".join(texts)
-
-
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not isinstance(arguments, str | dict):
-        raise RequestRefused(
-            400, f"{where}.tool_calls: each has a function with name and arguments", param=where
-        )
-    if isinstance(arguments, str):
-        try:
-            read = json.loads(arguments)
-        except (ValueError, RecursionError):
-            read = arguments
-        arguments = read if isinstance(read, dict) else arguments
-    id = call.get("id")
-    return {
-        "id": id if isinstance(id, str) else "",
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
 
 
 def same_message(held: ChatMessage, given: ChatMessage) -> bool:

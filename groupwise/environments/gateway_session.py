@@ -211,7 +211,7 @@ class Session:
         if len(self._tasks) >= MOST_AT_ONCE:
             raise RequestRefused(429, f"{MOST_AT_ONCE} requests of this session are in progress")
         sampling = request.sampling(self.sampling, override=self.override_sampling)
-        messages, tools = chat_messages(request.messages), request.tool_specs
+        messages, tools = chat_messages(request), request.tool_specs
         left = self._tokens_left()
         if self.requests >= self.limits.max_turns:
             self.limit = "turns"

@@ -10,21 +10,14 @@ The episode ends with the right guess or with `environment.max_turns`. Its last 
 recipe's rewards see, so the task's judge can tell whether the number was found.
 """
 
-from collections.abc import Mapping
-
-from groupwise.environments.base import Reply, Turn
+from groupwise.environments.base import Environment, Reply, Turn
 from groupwise.rewards.arithmetic import extract
 from groupwise.types import Problem
 
 
-class GuessNumber:
-    tools = ()
-
+class GuessNumber(Environment):
     def __init__(self, problem: Problem) -> None:
         self.number = int(problem.columns["answer"])
-
-    async def reset(self, problem: Problem, seed: int) -> Reply:
-        return Reply()
 
     async def step(self, turn: Turn) -> Reply:
         guess = extract(turn.text)
@@ -33,12 +26,6 @@ class GuessNumber:
         if int(guess) == self.number:
             return _says("right", done=True)
         return _says("higher" if int(guess) < self.number else "lower")
-
-    async def score(self) -> Mapping[str, float | None]:
-        return {}
-
-    async def close(self) -> None:
-        pass
 
 
 def _says(text: str, *, done: bool = False) -> Reply:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.environments.base import (
-    ChatMessage,
+    Environment,
     EnvironmentFactory,
     EnvironmentFailed,
     Reply,
@@ -23,6 +23,7 @@ from groupwise.environments.base import (
     ToolSpec,
     Turn,
 )
+from groupwise.environments.calls import refusal, tool_message
 from groupwise.errors import ConfigError, MissingExtraError, quoted
 from groupwise.secrets import masked
 from groupwise.types import Problem
@@ -154,7 +155,7 @@ class McpServers:
             session.close(wait=True)
 
 
-class McpEnvironment:
+class McpEnvironment(Environment):
     def __init__(self, servers: McpServers, tools: tuple[ToolSpec, ...]) -> None:
         self._servers, self.tools = servers, tools
         self._session: McpSession | None = None
@@ -165,28 +166,20 @@ class McpEnvironment:
         return Reply()
 
     async def step(self, turn: Turn) -> Reply:
-        answers = [await self._answer(call) for call in turn.calls]
+        answers = [tool_message(call, await self._result(call)) for call in turn.calls]
         return Reply(tuple(answers), done=not turn.calls)
-
-    async def score(self) -> Mapping[str, float | None]:
-        return {}
 
     async def close(self) -> None:
         if self._session is not None:
             self._servers.give_back(self._session)
-
-    async def _answer(self, call: ToolCall) -> ChatMessage:
-        content = f"error: {call.error}" if call.error else await self._result(call)
-        return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": content}
 
     async def _result(self, call: ToolCall) -> str:
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
         assert self._session is not None
-        names = [tool.name for tool in self.tools]
-        if call.name not in names:
-            return f"error: there is no tool {quoted(call.name, 60)}; there are: {', '.join(names)}"
+        if refused := refusal(call, [tool.name for tool in self.tools]):
+            return refused
         try:
             result = await self._session.call(call.name, call.arguments)
         except MCPError as error:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 
 from groupwise.environments.base import (
+    Environment,
     EnvironmentBusy,
     EnvironmentFactory,
     EnvironmentFailed,
@@ -27,6 +28,7 @@ from groupwise.environments.base import (
     ToolSpec,
     Turn,
 )
+from groupwise.environments.calls import refusal, tool_message
 from groupwise.errors import ConfigError, MissingExtraError, quoted
 from groupwise.secrets import masked
 from groupwise.types import Problem
@@ -88,7 +90,7 @@ class Sessions:
         self._busy_since = None
 
 
-class OpenEnvironment:
+class OpenEnvironment(Environment):
     def __init__(
         self, url: str, actions: Actions, sessions: Sessions, show: Sequence[str] = ()
     ) -> None:
@@ -110,17 +112,13 @@ class OpenEnvironment:
             return await self._act({self._actions.field: turn.text}, {"role": "user"})
         replies: list[Reply] = []
         for call in turn.calls:
-            message = {"role": "tool", "name": call.name, "tool_call_id": call.id}
-            replies.append(await self._call(call, message))
+            replies.append(await self._call(call))
             if replies[-1].done:
                 break
         rewards = [reply.reward for reply in replies if reply.reward is not None]
         messages = tuple(message for reply in replies for message in reply.messages)
         done = not turn.calls or replies[-1].done
         return Reply(messages, sum(rewards) if rewards else None, done)
-
-    async def score(self) -> Mapping[str, float | None]:
-        return {}
 
     async def close(self) -> None:
         if self._socket is None:
@@ -129,17 +127,14 @@ class OpenEnvironment:
             await self._socket.send('{"type": "close"}')
         await self._socket.close()
 
-    async def _call(self, call: ToolCall, message: dict[str, str]) -> Reply:
-        names = [tool.name for tool in self.tools]
-        error = call.error
-        if not error and call.name not in names:
-            error = f"there is no tool {quoted(call.name, 60)}; there are: {', '.join(names)}"
-        if error:
-            return Reply(({**message, "content": f"error: {error}"},))
+    async def _call(self, call: ToolCall) -> Reply:
+        refused = refusal(call, [tool.name for tool in self.tools])
+        if refused:
+            return Reply((tool_message(call, refused),))
         arguments = dict(call.arguments)
         if self._actions.mcp:
             arguments = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
-        return await self._act(arguments, message)
+        return await self._act(arguments, tool_message(call, ""))
 
     async def _act(self, action: dict[str, Any], message: dict[str, str]) -> Reply:
         try:

@@ -12,7 +12,7 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +22,6 @@ from groupwise.environments.base import (
     EnvironmentFactory,
     EnvironmentFailed,
     Reply,
-    ToolSpec,
     Turn,
 )
 from groupwise.environments.messages import Answer, Ask, receive
@@ -148,13 +147,12 @@ class Workers:
         self._process.end()
 
 
-class ProcessEnvironment:
+class ProcessEnvironment(Environment):
     """An environment that lives in another process."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._worker: Worker | None = None
-        self.tools: Sequence[ToolSpec] = ()
 
     async def reset(self, problem: Problem, seed: int) -> Reply:
         self._worker = self._workers.take()

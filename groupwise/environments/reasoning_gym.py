@@ -9,7 +9,7 @@ The score is reasoning-gym's own, of the last answer.
 from collections.abc import Mapping
 from functools import partial
 
-from groupwise.environments.base import EnvironmentFactory, Reply, ToolSpec, Turn
+from groupwise.environments.base import Environment, EnvironmentFactory, Reply, Turn
 from groupwise.errors import DataError
 from groupwise.rewards.gym import extract, score
 from groupwise.types import Problem
@@ -17,10 +17,9 @@ from groupwise.types import Problem
 NO_ANSWER = "There is no answer in <answer> </answer>."
 
 
-class ReasoningGymEnvironment:
+class ReasoningGymEnvironment(Environment):
     """Ends with an answer that gets full marks, or with the limit on turns."""
 
-    tools: tuple[ToolSpec, ...] = ()
     takes_cut_turns = True
 
     def __init__(self, problem: Problem, feedback: str) -> None:
@@ -31,9 +30,6 @@ class ReasoningGymEnvironment:
             )
         self.gym, self.feedback, self.last = problem.columns["gym"], feedback, 0.0
 
-    async def reset(self, problem: Problem, seed: int) -> Reply:
-        return Reply()
-
     async def step(self, turn: Turn) -> Reply:
         self.last = score(turn.text, self.gym)
         if self.last >= 1.0:
@@ -43,9 +39,6 @@ class ReasoningGymEnvironment:
 
     async def score(self) -> Mapping[str, float | None]:
         return {"reasoning_gym": self.last}
-
-    async def close(self) -> None:
-        pass
 
 
 def reasoning_gym_environment(feedback: str) -> EnvironmentFactory:

@@ -21,39 +21,31 @@ from typing import Any
 
 from groupwise.environments.base import (
     ChatMessage,
+    Environment,
     EnvironmentFactory,
     Reply,
     ToolCall,
     ToolSpec,
     Turn,
 )
-from groupwise.errors import ConfigError, quoted
+from groupwise.environments.calls import refusal, tool_message
+from groupwise.errors import ConfigError
 from groupwise.secrets import masked
 from groupwise.types import Problem
 
 Function = Callable[..., Any]
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """The model calls tools as long as it likes; a turn without a call is its answer."""
 
     def __init__(self, functions: Sequence[Function], tools: tuple[ToolSpec, ...]) -> None:
         self.functions = {name_of(function): function for function in functions}
         self.tools = tools
 
-    async def reset(self, problem: Problem, seed: int) -> Reply:
-        return Reply()
-
     async def step(self, turn: Turn) -> Reply:
-        if not turn.calls:
-            return Reply(done=True)
-        return Reply(tuple([await answer(call, self.functions) for call in turn.calls]))
-
-    async def score(self) -> Mapping[str, float | None]:
-        return {}
-
-    async def close(self) -> None:
-        pass
+        replies = [await answer(call, self.functions) for call in turn.calls]
+        return Reply(tuple(replies), done=not turn.calls)
 
 
 def tools_environment(functions: Sequence[Function]) -> EnvironmentFactory:
@@ -99,17 +91,11 @@ def _spec(function: Function) -> ToolSpec:
 
 async def answer(call: ToolCall, functions: Mapping[str, Function]) -> ChatMessage:
     """The message that a call is answered with."""
-    content = await _result(call, functions)
-    return {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": content}
+    refused = refusal(call, functions)
+    return tool_message(call, refused or await _result(call, functions[call.name]))
 
 
-async def _result(call: ToolCall, functions: Mapping[str, Function]) -> str:
-    if call.error:
-        return f"error: {call.error}"
-    function = functions.get(call.name)
-    if function is None:
-        known = ", ".join(functions)
-        return f"error: there is no tool {quoted(call.name, 60)}; there are: {known}"
+async def _result(call: ToolCall, function: Function) -> str:
     try:
         returned = function(**call.arguments)
         return as_text(await returned if inspect.isawaitable(returned) else returned)

@@ -17,7 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.environments.base import EnvironmentFactory, EnvironmentFailed, Reply, ToolSpec, Turn
+from groupwise.environments.base import (
+    Environment,
+    EnvironmentFactory,
+    EnvironmentFailed,
+    Reply,
+    ToolSpec,
+    Turn,
+)
 from groupwise.environments.calls import as_message
 from groupwise.environments.tools import Function, answer, name_of, specs
 from groupwise.errors import ConfigError, DataError, quoted
@@ -32,7 +39,7 @@ NOT_TOOLS = ("reset", "get_reward")
 Make = Callable[[], Any]
 
 
-class TrlEnvironment:
+class TrlEnvironment(Environment):
     """`functions` and `rewards` are those beside the instance's own."""
 
     def __init__(
@@ -84,9 +91,6 @@ class TrlEnvironment:
                 )
             )
         return scores
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)

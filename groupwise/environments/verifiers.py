@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from groupwise.environments.base import (
+    Environment,
     EnvironmentFactory,
     EnvironmentFailed,
     Reply,
@@ -30,12 +31,11 @@ from groupwise.types import Problem
 log = logging.getLogger("groupwise")
 
 
-class VerifiersEnvironment:
+class VerifiersEnvironment(Environment):
     takes_cut_turns = True  # as verifiers does: rubrics see what was cut off
 
     def __init__(self, worker: JsonLinesProcess, name: str) -> None:
         self.worker, self.name, self.episode = worker, name, uuid4().hex
-        self.tools: tuple[ToolSpec, ...] = ()
 
     async def reset(self, problem: Problem, seed: int) -> Reply:
         given = problem.prompt

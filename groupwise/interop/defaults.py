@@ -1,30 +1,5 @@
-"""What `groupwise import` and `groupwise.trl` know of TRL 1.16's fields: those that are read as one
-value each, those that change nothing here, and why others have no counterpart."""
-
-from typing import Any
-
-from groupwise.interop.grpo_fields import ALL
-
-READ = (
-    "seed", "num_generations", "num_iterations", "max_completion_length", "temperature", "top_p",
-    "top_k", "min_p", "repetition_penalty", "importance_sampling_level", "scale_rewards", "epsilon",
-    "epsilon_high", "delta", "sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos",
-    "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg", "beta", "use_bias_correction_kl",
-    "mask_truncated_completions", "top_entropy_quantile", "off_policy_mask_threshold",
-    "entropy_coef", "use_adaptive_entropy", "entropy_target", "entropy_coef_delta",
-    "entropy_coef_max", "loss_type", "multi_objective_aggregation", "learning_rate", "adam_beta1",
-    "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
-    "warmup_steps", "optim", "gradient_checkpointing", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "max_steps",
-    "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "use_vllm", "vllm_mode",
-    "vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_server_base_url",
-    "vllm_server_host", "vllm_server_port", "vllm_importance_sampling_correction",
-    "vllm_importance_sampling_mode", "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_clip_max", "sync_ref_model", "ref_model_mixup_alpha",
-    "ref_model_sync_steps",
-)  # fmt: skip
-DEFAULTS: dict[str, Any] = {name: ALL[name] for name in READ}
-"""The fields that must be text, a number, true, false or null."""
+"""What `groupwise import` and `groupwise.trl` know of TRL 1.16's fields: which change nothing here,
+and why others have no counterpart."""
 
 SCHEDULES = {
     "constant": "constant",

@@ -19,7 +19,7 @@ import yaml
 from groupwise.config import Config
 from groupwise.config.flat import leaves
 from groupwise.errors import ConfigError, type_name
-from groupwise.interop.defaults import DEFAULTS, HINTS, SCHEDULES
+from groupwise.interop.defaults import HINTS, SCHEDULES
 from groupwise.interop.fields import DIRECT, OPTIMIZERS
 from groupwise.interop.grpo_fields import ALL
 from groupwise.interop.known_data import task_of_dataset
@@ -62,24 +62,30 @@ class Imported:
     notes: list[str] = field(default_factory=list)
 
     def take(self, name: str, default: Any = None) -> Any:
+        """Text, a finite number, true, false or null: no setting of TRL's is anything else."""
+        value = self.take_any(name, default)
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(value, str | int | float | None) or not finite:
+            raise ConfigError(f"{name} is {brief(value)}: that is no setting of TRL's")
+        return value
+
+    def take_any(self, name: str, default: Any = None) -> Any:
+        """Of the few fields that are lists or mappings."""
         self.used.add(name)
         return self.fields.get(name, ALL.get(name, default))
 
     def number(self, name: str) -> Any:
-        return self._checked(name, self.take(name), (int, float), "a number")
+        value = self.take(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
+        return value
 
     def count(self, name: str, otherwise: int | None = None) -> int:
         """A whole number above 0; `otherwise` where the file and TRL leave it open."""
         given = self.take(name)
-        value = self._checked(name, otherwise if given is None else given, (int,), "a whole number")
-        if value < 1:
-            raise ConfigError(f"{name} must be above 0, not {value}")
-        return value
-
-    @staticmethod
-    def _checked(name: str, value: Any, kinds: tuple[type, ...], what: str) -> Any:
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise ConfigError(f"{name} must be {what}, not {value!r}")
+        value = otherwise if given is None else given
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{name} must be a whole number above 0, not {value!r}")
         return value
 
     def put(self, path: str, value: Any) -> None:
@@ -126,11 +132,6 @@ def from_trl(fields: Mapping[str, Any] | Any) -> Imported:
     """{"beta": 0.04, "num_generations": 8, ...}, or a GRPOConfig, as a recipe."""
     if dataclasses.is_dataclass(fields):
         fields = fields_of(fields)
-    for name in DEFAULTS.keys() & fields.keys():
-        value = fields[name]
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not isinstance(value, str | int | float | None) or not finite:
-            raise ConfigError(f"{name} is {brief(value)}: that is no setting of TRL's")
     imported = Imported(fields)
     for ours, theirs in DIRECT.items():
         value = imported.take(theirs)
@@ -318,7 +319,7 @@ def _rest(imported: Imported) -> None:
     imported.used.add("report_to")
     report = imported.fields.get("report_to")
     if report is not None:
-        names = [report] if isinstance(report, str) else list(report)
+        names = report if isinstance(report, list) else [report]
         for name in ("tensorboard", "trackio", "wandb"):
             imported.put(f"tracking.{name}", name in names or "all" in names)
     for theirs, ours in WHERE_SET.items():
@@ -329,7 +330,7 @@ def _rest(imported: Imported) -> None:
 
 def _generation(imported: Imported) -> None:
     """`generation_kwargs` override the fields of the same name."""
-    given = imported.take("generation_kwargs") or {}
+    given = imported.take_any("generation_kwargs") or {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"generation_kwargs must be a mapping, not {brief(given)}")
     rest = dict(given)
@@ -350,15 +351,14 @@ def _generation(imported: Imported) -> None:
 
 
 def _model_and_data(imported: Imported) -> None:
-    dataset = imported.take("dataset_name")
+    dataset, rewards = imported.take("dataset_name"), imported.take_any("reward_funcs")
     if dataset:
         named = imported.take("dataset_config"), imported.take("dataset_train_split")
-        task, line = task_of_dataset(dataset, *named, judged=bool(imported.take("reward_funcs")))
+        task, line = task_of_dataset(dataset, *named, judged=bool(rewards))
         imported.put("task", task)
         imported.notes.append(line)
-    rewards = imported.take("reward_funcs")
     if rewards:
-        weights = imported.take("reward_weights") or [1.0] * len(rewards)
+        weights = imported.take_any("reward_weights") or [1.0] * len(rewards)
         names = [_reward_name(str(name)) for name in rewards]
         imported.put(
             "rewards",
@@ -370,7 +370,7 @@ def _model_and_data(imported: Imported) -> None:
         imported.put("adapter.kind", "lora")
         for ours, (theirs, default, kind) in LORA.items():
             imported.put(f"adapter.{ours}", kind(imported.take(theirs, default)))
-        imported.put("adapter.targets", imported.take("lora_target_modules") or "all-linear")
+        imported.put("adapter.targets", imported.take_any("lora_target_modules") or "all-linear")
     if imported.take("load_in_4bit") or imported.take("load_in_8bit"):
         imported.put("quantization", "nf4" if imported.take("load_in_4bit") else "int8")
 
@@ -386,7 +386,7 @@ def _differing_defaults(fields: Mapping[str, Any], used: set[str]) -> Iterator[s
     ours = {theirs: settings[path] for path, theirs in (DIRECT | named).items()}
     ours |= {"loss_type": "grpo", "gradient_checkpointing": False}
     for name, value in ours.items():
-        default = DEFAULTS.get(name)
+        default = ALL.get(name)
         if name in used and name not in fields and default is not None and default != value:
             yield f"{name} is left to TRL, where it is {default}; our default is {value}"
 

@@ -151,11 +151,9 @@ def read_yaml(path: pathlib.Path | str) -> dict[str, Any]:
     return data
 
 
-def read_config(
-    path: pathlib.Path, overrides: Overrides = (), *, trust_code: bool = False
-) -> Config:
+def read_config(path: pathlib.Path, *, trust_code: bool = False) -> Config:
     """The config in a file, to be run. Those who only look at it may use parse(read_yaml(path))."""
-    return parse_file(path, read_yaml(path), overrides, trust_code=trust_code)
+    return parse_file(path, read_yaml(path), trust_code=trust_code)
 
 
 def parse_file(

@@ -120,14 +120,12 @@ class ServerClient:
             raise self.failure(reply)
         return reply.content
 
-    async def request_when_free(
-        self, method: str, path: str, body: bytes, max_bytes: int, take: Take | None = None
-    ) -> bytes:
-        """`request`, and again while the server's queue is full."""
+    async def post(self, path: str, body: bytes, max_bytes: int, take: Take | None = None) -> bytes:
+        """A request of POST, and again while the server's queue is full."""
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                return await self.request(method, path, body, max_bytes, take=take)
+                return await self.request("POST", path, body, max_bytes, take=take)
             except ServerBusy as busy:
                 left = deadline - time.monotonic()
                 if left <= 0:

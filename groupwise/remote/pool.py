@@ -98,7 +98,8 @@ class ServerPool(Generic[AnyClient, State]):
                 self._leave_out(server, str(error))
 
         await _all(one(server) for server in self.servers)
-        self._expect_one()
+        if not self._working():
+            raise self._none_left()
 
     async def do(
         self,
@@ -223,10 +224,6 @@ class ServerPool(Generic[AnyClient, State]):
             reason,
             f"tried again every {seconds:g} s" if seconds else "started again",
         )
-
-    def _expect_one(self) -> None:
-        if not self._working():
-            raise self._none_left()
 
     def _none_left(self) -> ModelError:
         reasons = "; ".join(f"{server.name}: {server.reason}" for server in self.servers)

@@ -49,7 +49,7 @@ class ReferenceClient(ServerClient):
     async def logprobs(self, request: LogprobsRequest, model: str) -> list[tuple[float, ...]]:
         """The log-probs of each answer, from the model of this name and no other."""
         body, most = encode_request(request), request.max_response_bytes
-        content = await self.request_when_free("POST", "/logprobs", body, most)
+        content = await self.post("/logprobs", body, most)
         logprobs, name = decode_response(content, request)
         if name != model:
             raise ServerUnavailable("it was started again with another model")
@@ -94,24 +94,18 @@ class RemoteReference:
             )
         budget = min(tokens_at_once, most)
         micros = list(microbatches(batch, self.layout, budget))
-        replies = client_loop().wait(
-            self._logprobs(
-                [self._request(batch.groups, micro.members, temperature) for micro in micros]
-            )
-        )
+        requests = [self._request(batch.groups, micro.members, temperature) for micro in micros]
+        replies = client_loop().wait(together(map(self._reply, requests)))
         for micro, reply in zip(micros, replies, strict=True):
             assert micro.lines is not None
             for line, logprobs in zip(micro.lines.tolist(), reply, strict=True):
                 logprobs_BT[line, : len(logprobs)] = torch.tensor(logprobs)
         return logprobs_BT
 
-    async def _logprobs(self, requests: Sequence[LogprobsRequest]) -> list[list[tuple[float, ...]]]:
-        def one(request: LogprobsRequest) -> Awaitable[list[tuple[float, ...]]]:
-            return self.pool.do(
-                lambda client, served: client.logprobs(request, served.fingerprint.name)
-            )
-
-        return await together(one(request) for request in requests)
+    def _reply(self, request: LogprobsRequest) -> Awaitable[list[tuple[float, ...]]]:
+        return self.pool.do(
+            lambda client, served: client.logprobs(request, served.fingerprint.name)
+        )
 
     def refresh(self, policy: Policy, step: int) -> None:
         """It stays what it is."""

@@ -9,7 +9,8 @@ from typing import Any, Generic
 
 from torch import Tensor
 
-from groupwise.config import AnyPlace, Config, Processes
+from groupwise.config import Config, Processes
+from groupwise.config.engine import AnyPlace
 from groupwise.errors import EngineGoneError
 from groupwise.policy.load import Policy
 from groupwise.policy.weights import trained_weights

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from secrets import token_hex
 from urllib.parse import quote
 
 from torch import Tensor
 
-from groupwise.config import Config, Processes
+from groupwise.config import Config
 from groupwise.errors import ModelError
 from groupwise.policy.load import Policy
 from groupwise.remote.client import (
@@ -30,7 +31,7 @@ from groupwise.remote.client import (
 )
 from groupwise.remote.event_loop import client_loop
 from groupwise.remote.fingerprint import WorkerFingerprint, worker_difference, worker_fingerprint
-from groupwise.remote.local_servers import LocalServer, rollout_workers
+from groupwise.remote.local_servers import rollout_workers
 from groupwise.remote.payload import BadPayload, Checksum, Frames, WeightsStream
 from groupwise.remote.pool import PooledServer
 from groupwise.remote.published_weights import PublishedWeights
@@ -57,7 +58,7 @@ class WorkerClient(ServerClient):
     async def begin(self, settings: RunSettings) -> WorkerFingerprint:
         """From now on it works for this run; the fingerprint of its model."""
         body = settings.model_dump_json().encode()
-        content = await self.request_when_free("POST", "/begin", body, MAX_TEXT_BYTES)
+        content = await self.post("/begin", body, MAX_TEXT_BYTES)
         return self.describe(content, WorkerFingerprint)
 
     async def send_weights(self, published: PublishedWeights, run: str, has: int | None) -> None:
@@ -88,8 +89,7 @@ class WorkerClient(ServerClient):
 
         answered, body, most = set[int](), encode_request(asked), asked.max_response_bytes
         try:
-            feed = Frames(take).feed
-            await self.request_when_free("POST", "/generate", body, most, feed)
+            await self.post("/generate", body, most, Frames(take).feed)
         except MemoryError as error:
             raise ModelError(f"a rollout worker is {error}; lower engine.max_batch") from error
         if len(answered) < len(asked.requests):
@@ -118,10 +118,7 @@ class WorkersEngine(RemoteEngine[WorkerClient, WorkerState]):
     """WorkersEngine(policy, config) reaches every worker; close it to end those started here."""
 
     def __init__(self, policy: Policy, config: Config) -> None:
-        def processes(place: Processes, token: str) -> Sequence[LocalServer]:
-            return rollout_workers(config, place, token)
-
-        super().__init__(policy, config, WorkerClient, processes)
+        super().__init__(policy, config, WorkerClient, partial(rollout_workers, config))
         self.fingerprint = worker_fingerprint(policy)
         self.settings = RunSettings(
             run=token_hex(16),

@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 import torch
 from pydantic import BaseModel, Field
 
-from groupwise.config import AdapterSettings, AnyEngine
+from groupwise.config import AdapterSettings
 from groupwise.config.base import Settings
+from groupwise.config.engine import AnyEngine
 from groupwise.remote.payload import (
     MAX_HEADER_BYTES,
     BadPayload,

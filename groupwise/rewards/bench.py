@@ -12,7 +12,7 @@ in which the task's own judge knows it to be right.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -165,7 +165,7 @@ def bench_table(report: Report, title: str) -> Table:
         verdict = f"[bold red]{line.beats} of {line.answers}[/]" if line.beats else ""
         if not line.beats and line.ties and line.label == "wrong":
             verdict = "tie" if line.ties == line.answers else f"{line.ties} ties"
-        table.add_row(line.kind, line.label, *map(_shown, (*numbers, line.reward)), verdict)
+        table.add_row(line.kind, line.label, *map(shown, (*numbers, line.reward)), verdict)
     return table
 
 
@@ -242,8 +242,8 @@ def _lines(
             Line(
                 kind,
                 label,
-                {name: _mean([values[i] for i in at]) for name, values in scores.items()},
-                _mean([totals[i] for i in at]),
+                {name: mean_of_known(values[i] for i in at) for name, values in scores.items()},
+                mean_of_known(totals[i] for i in at),
                 len(at),
                 sum(margin > _TIE for margin in known) if label == "wrong" else 0,
                 sum(abs(margin) <= _TIE for margin in known),
@@ -252,10 +252,10 @@ def _lines(
     return tuple(lines)
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
-def _shown(value: float | None) -> str:
+def shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"

@@ -10,12 +10,11 @@ The functions are asynchronous, so the answers of a batch run side by side, one 
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from groupwise.rewards.base import with_own_limits
-from groupwise.rewards.sandbox.run import run_isolated
+from groupwise.rewards.sandbox.run import Ran, run_isolated
 from groupwise.rewards.sandbox.ways import check_isolation
 from groupwise.rewards.tags import tag_content
 
@@ -23,15 +22,6 @@ MAX_OUTPUT = 100_000
 MAX_PROGRAM = 100_000
 
 _SLOTS: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]" = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Ran:
-    """Ran(exit_code=0, output="42\\n"). The code is None if it ran out of time or into the limit
-    on output."""
-
-    exit_code: int | None
-    output: str
 
 
 def _longest(
@@ -102,8 +92,7 @@ async def run_python(
 async def _run(program: str, stdin: str, seconds: float, memory_mb: int) -> Ran:
     way = check_isolation()
     text = stdin.encode("utf-8", "replace")
-    ended = await run_isolated(way, program, text, seconds, memory_mb, MAX_OUTPUT)
-    return Ran(ended.code, ended.output.decode("utf-8", "replace"))
+    return await run_isolated(way, program, text, seconds, memory_mb, MAX_OUTPUT)
 
 
 def _lines(text: str) -> list[str]:

@@ -6,7 +6,7 @@ Products bind tighter than sums, as usual. groupwise.rewards.arithmetic judges t
 from functools import partial
 from random import Random
 
-from groupwise.config import ArithmeticTask
+from groupwise.config.tasks import ArithmeticTask
 from groupwise.errors import ConfigError
 from groupwise.rewards.arithmetic import correct, extract
 from groupwise.rewards.expressions import evaluate

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from groupwise.config import TaskSettings
+from groupwise.config.tasks import TaskSettings
 from groupwise.errors import ConfigError, DataError, type_name
-from groupwise.rewards.tags import not_blank
+from groupwise.rewards.tags import not_blank, think_answer_format
 from groupwise.types import Message, Problem
 
 Split = Literal["train", "validation", "test"]
@@ -152,16 +152,29 @@ def dataset_task(
     seed: int = 0,
 ) -> Task:
     """The task of a dataset: missing splits filled, each cut to the size in the settings."""
-    splits = fill_splits(name, problems, seed=seed)
-    return Task(
-        name,
-        splits["train"][: settings.train_size],
-        correct,
-        validation=splits["validation"][: settings.test_size],
-        test=splits["test"][: settings.test_size],
-        formatted=formatted,
-        extract=extract,
-    )
+    splits = cut(fill_splits(name, problems, seed=seed), settings)
+    return Task(name, **splits, correct=correct, formatted=formatted, extract=extract, solve=None)
+
+
+def tagged_task(
+    name: str,
+    splits: Mapping[Split, Sequence[Problem]],
+    *,
+    correct: Callable[..., Any],
+    extract: Callable[[str], str | None],
+    solve: Callable[[Problem], str | None] | None = None,
+) -> Task:
+    """A task whose answers are asked for in <think> and <answer> tags, with these splits."""
+    form = think_answer_format
+    return Task(name, **splits, correct=correct, formatted=form, extract=extract, solve=solve)
+
+
+def cut(
+    splits: Mapping[Split, Sequence[Problem]], settings: TaskSettings
+) -> dict[Split, Sequence[Problem]]:
+    """Each split at the size in the settings, by the name that it has in `Task`."""
+    train, held_out = settings.train_size, settings.test_size
+    return {name: split[: train if name == "train" else held_out] for name, split in splits.items()}
 
 
 def conversation(

@@ -5,7 +5,7 @@ Modules are named, not imported, so that a run loads only the task that it uses.
 
 import importlib
 
-from groupwise.config import AnyTask
+from groupwise.config.tasks import AnyTask
 from groupwise.tasks.base import Task
 
 TASKS = {

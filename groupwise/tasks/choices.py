@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.config import AquaRatTask, MathQaTask
+from groupwise.config.tasks import AquaRatTask, MathQaTask
 from groupwise.errors import DataError
 from groupwise.rewards.choices import LETTERS, correct, extract
 from groupwise.rewards.tags import think_answer_format

@@ -11,11 +11,10 @@ be in as a row of data.
 from functools import partial
 from random import Random
 
-from groupwise.config import CountdownTask
+from groupwise.config.tasks import CountdownTask
 from groupwise.errors import DataError, quoted
 from groupwise.rewards.countdown import correct, extract
-from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import SPLITS, Split, Task, split_of
+from groupwise.tasks.base import SPLITS, Split, Task, cut, split_of, tagged_task
 from groupwise.tasks.files import read_file_folder_or_hub
 from groupwise.tasks.generated import generated_task
 from groupwise.tasks.jsonl import Row
@@ -52,22 +51,8 @@ def _from_data(settings: CountdownTask, path: str) -> Task:
     for split in SPLITS:
         if not drawn[split]:
             raise DataError(f"task.path={path} has too few problems to fill the {split} split")
-    sizes = {
-        "train": settings.train_size,
-        "validation": settings.test_size,
-        "test": settings.test_size,
-    }
-    train, validation, test = (list(drawn[split].values())[: sizes[split]] for split in SPLITS)
-    return Task(
-        settings.kind,
-        train,
-        correct,
-        validation=validation,
-        test=test,
-        formatted=think_answer_format,
-        extract=extract,
-        solve=solve,
-    )
+    splits = cut({split: list(problems.values()) for split, problems in drawn.items()}, settings)
+    return tagged_task(settings.kind, splits, correct=correct, extract=extract, solve=solve)
 
 
 def _problem_of_row(row: Row, settings: CountdownTask) -> Problem:

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from groupwise.config import ArithmeticTask, CountdownTask, GuessNumberTask
-from groupwise.config.tasks import GeneratedTask
+from groupwise.config.tasks import ArithmeticTask, CountdownTask, GeneratedTask, GuessNumberTask
 from groupwise.errors import DataError
-from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import Split, Task, split_of
+from groupwise.tasks.base import Split, Task, split_of, tagged_task
 from groupwise.types import Problem
 
 DEFAULT_TRAIN_SIZE = 4096
@@ -40,20 +38,11 @@ def generated_task(
     """A task whose answers are asked for in <think> and <answer> tags."""
     sizes = split_sizes(settings)
     fix += f", or lower task.train_size ({sizes['train']}) and task.test_size ({sizes['test']})."
-    drawn = {
+    drawn: dict[Split, tuple[Problem, ...]] = {
         split: draw_split(draw, seed=settings.seed, split=split, size=size, fix=fix)
         for split, size in sizes.items()
     }
-    return Task(
-        settings.kind,
-        drawn["train"],
-        correct,
-        validation=drawn["validation"],
-        test=drawn["test"],
-        formatted=think_answer_format,
-        extract=extract,
-        solve=solve,
-    )
+    return tagged_task(settings.kind, drawn, correct=correct, extract=extract, solve=solve)
 
 
 def draw_split(

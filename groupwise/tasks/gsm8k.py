@@ -10,7 +10,7 @@ then not trained on.
 import re
 from pathlib import Path
 
-from groupwise.config import Gsm8kTask
+from groupwise.config.tasks import Gsm8kTask
 from groupwise.errors import DataError
 from groupwise.tasks.base import Task, conversation
 from groupwise.tasks.gsm8k_forms import FORMS

@@ -7,7 +7,7 @@ The guess of the last turn is judged as an arithmetic answer is: groupwise.rewar
 from functools import partial
 from random import Random
 
-from groupwise.config import GuessNumberTask
+from groupwise.config.tasks import GuessNumberTask
 from groupwise.rewards.arithmetic import correct, extract
 from groupwise.tasks.base import Task
 from groupwise.tasks.generated import generated_task

@@ -10,11 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groupwise.config import GymTask
+from groupwise.config.tasks import GymTask
 from groupwise.errors import DataError
 from groupwise.rewards.gym import correct, dataset_of, extract
-from groupwise.rewards.tags import think_answer_format
-from groupwise.tasks.base import SPLITS, Split, Task, split_of
+from groupwise.tasks.base import SPLITS, Split, Task, split_of, tagged_task
 from groupwise.tasks.generated import split_sizes
 from groupwise.types import Problem
 
@@ -36,15 +35,7 @@ def build(settings: GymTask) -> Task:
                 f"{split} problems of {wanted[split]}: lower task.train_size "
                 f"({wanted['train']}) or task.test_size ({wanted['test']}), or widen task.options"
             )
-    return Task(
-        name=f"gym:{settings.name}",
-        train=problems["train"],
-        validation=problems["validation"],
-        test=problems["test"],
-        correct=correct,
-        formatted=think_answer_format,
-        extract=extract,
-    )
+    return tagged_task(f"gym:{settings.name}", problems, correct=correct, extract=extract)
 
 
 def _draw(settings: GymTask, wanted: Mapping[Split, int], size: int) -> dict[Split, list[Problem]]:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import HubTask
+from groupwise.config.tasks import HubTask
 from groupwise.errors import DataError
 from groupwise.hub import hub_or_cache
 from groupwise.tasks.base import Split, Task

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import JsonlTask
+from groupwise.config.tasks import JsonlTask
 from groupwise.errors import DataError, type_name
 from groupwise.rewards.answers import canonical_answer, correct
 from groupwise.rewards.tags import not_blank, think_answer_format

@@ -9,7 +9,7 @@ groupwise.rewards.answers. A validation split is taken out of train by a hash of
 import logging
 from pathlib import Path
 
-from groupwise.config import MathTask
+from groupwise.config.tasks import MathTask
 from groupwise.errors import DataError
 from groupwise.rewards.answers import boxed_answer, boxed_format, canonical_answer, correct
 from groupwise.tasks.base import Split, Task, conversation, dataset_task

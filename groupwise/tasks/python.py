@@ -2,7 +2,7 @@
 
 import traceback
 
-from groupwise.config import PythonTask
+from groupwise.config.tasks import PythonTask
 from groupwise.errors import ConfigError, GroupwiseError, type_name
 from groupwise.extensions import load_object
 from groupwise.tasks.base import Task

@@ -7,7 +7,7 @@ an answer column, and whatever else rewards ask for.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from groupwise.config import JsonlTask
+from groupwise.config.tasks import JsonlTask
 from groupwise.errors import DataError, type_name
 from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.hub import split_rows

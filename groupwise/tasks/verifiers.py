@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from groupwise.config import VerifiersTask
+from groupwise.config.tasks import VerifiersTask
 from groupwise.errors import ConfigError, DataError
 from groupwise.tasks.base import Split, Task, split_of
 from groupwise.tasks.json_lines_process import JsonLinesProcess, ProcessFailed

@@ -8,7 +8,7 @@ import pytest
 
 from environments.scripted import END, LIMITS, ScriptedEngine, play
 from environments.templates import tokenizer_of
-from groupwise.config import GymTask, VerifiersTask
+from groupwise.config.tasks import GymTask, VerifiersTask
 from groupwise.environments.groups import Episodes
 from groupwise.environments.reasoning_gym import reasoning_gym_environment
 from groupwise.errors import ConfigError, DataError

@@ -19,7 +19,8 @@ from environments.trl_examples import (
     reward_func,
     short_func,
 )
-from groupwise.config import EnvironmentTask, TrlEnvironmentSettings
+from groupwise.config.environment import TrlEnvironmentSettings
+from groupwise.config.tasks import EnvironmentTask
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.groups import Episodes
 from groupwise.environments.processes import in_processes

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from groupwise.cli.main import app
 from groupwise.config import Config
 from groupwise.errors import ConfigError
-from groupwise.interop.defaults import DEFAULTS
 from groupwise.interop.fields import DIRECT, trl_fields
 from groupwise.interop.grpo_fields import ALL
 from groupwise.interop.import_trl import from_trl, read_fields
@@ -60,7 +59,7 @@ def test_what_is_exported_comes_back(preset: str, more: tuple[str, ...]) -> None
 def test_the_defaults_are_those_of_the_installed_trl() -> None:
     trl = pytest.importorskip("trl")
     fields = {f.name: f for f in dataclasses.fields(trl.GRPOConfig)}
-    assert fields.keys() == ALL.keys() and set(DIRECT.values()) <= DEFAULTS.keys()
+    assert fields.keys() == ALL.keys() and set(DIRECT.values()) <= ALL.keys()
     for name, value in ALL.items():
         field = fields[name]
         made = field.default_factory is not dataclasses.MISSING
@@ -203,7 +202,7 @@ def test_a_few_lines_that_stand_for_billions_of_values_are_said_briefly() -> Non
 value = st.none() | st.booleans() | st.integers(-3, 10**6) | st.floats() | st.text(max_size=9)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(DEFAULTS)), value | st.lists(value, max_size=3)))
+@given(st.dictionaries(st.sampled_from(sorted(ALL)), value | st.lists(value, max_size=3)))
 def test_any_values_give_a_recipe_or_a_clear_refusal(fields: dict[str, Any]) -> None:
     try:
         found = from_trl(fields)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import groupwise.policy
-from groupwise.config import ArithmeticTask
+from groupwise.config.tasks import ArithmeticTask
 from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import arithmetic
 

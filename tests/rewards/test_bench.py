@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import gameable_rewards
 from groupwise.cli.main import app
-from groupwise.config import ArithmeticTask, CountdownTask
+from groupwise.config.tasks import ArithmeticTask, CountdownTask
 from groupwise.errors import RewardError
 from groupwise.evaluate import judges
 from groupwise.rewards.adversaries import FORMS, candidates, close_to, in_form, worked, wrong_answer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.config import AnyTask, ArithmeticTask, CountdownTask, JsonlTask, PythonTask
+from groupwise.config.tasks import AnyTask, ArithmeticTask, CountdownTask, JsonlTask, PythonTask
 from groupwise.errors import ConfigError, DataError
 from groupwise.tasks.catalog import TASKS, build_task
 

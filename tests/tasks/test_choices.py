@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
-from groupwise.config import AquaRatTask, MathQaTask
+from groupwise.config.tasks import AquaRatTask, MathQaTask
 from groupwise.errors import DataError
 from groupwise.rewards.choices import chosen, correct, extract
 from groupwise.rewards.tags import think_answer_format

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupwise.config import CountdownTask
+from groupwise.config.tasks import CountdownTask
 from groupwise.errors import DataError
 from groupwise.rewards.expressions import MAX_DEPTH, MAX_LENGTH, ExpressionError, evaluate
 from groupwise.tasks import countdown

@@ -4,7 +4,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from groupwise.config import Gsm8kTask
+from groupwise.config.tasks import Gsm8kTask
 from groupwise.errors import DataError
 from groupwise.tasks import gsm8k
 from groupwise.tasks.gsm8k_forms import FORMS

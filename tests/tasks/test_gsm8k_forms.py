@@ -2,7 +2,7 @@
 
 import pytest
 
-from groupwise.config import CountdownTask, Gsm8kTask
+from groupwise.config.tasks import CountdownTask, Gsm8kTask
 from groupwise.recipe.tiny import SAMPLES
 from groupwise.tasks import countdown, gsm8k
 from groupwise.tasks.gsm8k_forms import FORMS

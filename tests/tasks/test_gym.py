@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from groupwise.config import GymTask
+from groupwise.config.tasks import GymTask
 from groupwise.errors import ConfigError, DataError
 from groupwise.recipe import parse
 from groupwise.rewards import gym

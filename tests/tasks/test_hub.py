@@ -6,7 +6,7 @@ from typing import Any
 import datasets
 import pytest
 
-from groupwise.config import HubTask
+from groupwise.config.tasks import HubTask
 from groupwise.errors import DataError
 from groupwise.tasks import hub
 from groupwise.tasks.base import split_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupwise.config import JsonlTask
+from groupwise.config.tasks import JsonlTask
 from groupwise.errors import DataError
 from groupwise.tasks import jsonl
 from groupwise.tasks.base import Task, fill_splits, split_of

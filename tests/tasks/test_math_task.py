@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import pytest
 
-from groupwise.config import MathTask
+from groupwise.config.tasks import MathTask
 from groupwise.errors import DataError
 from groupwise.rewards.answers import boxed_format
 from groupwise.tasks import math

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from groupwise.config import AquaRatTask, Gsm8kTask, MathQaTask, MathTask
+from groupwise.config.tasks import AquaRatTask, Gsm8kTask, MathQaTask, MathTask
 from groupwise.rewards import cookbook, lm_book, simple_grpo
 from groupwise.rewards.cot import cot_features
 from groupwise.rewards.tags import think_answer_format

@@ -24,16 +24,17 @@ START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Ended(code=0, output=b"42\\n"). The code is None if it ran out of time or flooded."""
+class Ran:
+    """Ran(exit_code=0, output="42\\n"). The code is None if it ran out of time or into the limit
+    on output."""
 
-    code: int | None
-    output: bytes
+    exit_code: int | None
+    output: str
 
 
 async def run_isolated(
     way: str, program: str, stdin: bytes, seconds: float, memory_mb: int, most_output: int
-) -> Ended:
+) -> Ran:
     """Raises RewardError if it is the sandbox that fails, never for what a program does."""
     with tempfile.TemporaryDirectory(prefix="groupwise-") as folder:
         file = Path(folder) / "main.py"
@@ -51,7 +52,7 @@ async def run_isolated(
             await _ready(process)
             return await asyncio.wait_for(_talk(process, stdin, most_output), seconds)
         except TimeoutError:
-            return Ended(None, b"")
+            return Ran(None, "")
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -104,7 +105,7 @@ async def _ready(process: asyncio.subprocess.Process) -> None:
         raise RewardError(f"the sandbox could not start a program: {reason[0][:300]}")
 
 
-async def _talk(process: asyncio.subprocess.Process, stdin: bytes, most_output: int) -> Ended:
+async def _talk(process: asyncio.subprocess.Process, stdin: bytes, most_output: int) -> Ran:
     assert process.stdin and process.stdout
 
     async def write(pipe: asyncio.StreamWriter) -> None:
@@ -120,6 +121,5 @@ async def _talk(process: asyncio.subprocess.Process, stdin: bytes, most_output: 
         return output
 
     _, output = await asyncio.gather(write(process.stdin), read(process.stdout))
-    if len(output) > most_output:
-        return Ended(None, output[:most_output])
-    return Ended(await process.wait(), output)
+    text = output[:most_output].decode("utf-8", "replace")
+    return Ran(None if len(output) > most_output else await process.wait(), text)
