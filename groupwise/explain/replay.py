@@ -140,8 +140,9 @@ def _check_inputs(updates: Sequence[Update], config: Config, weights: dict[str, 
             "add --set algorithm.entropy_weight=0"
         )
     unnamed = ", ".join(set(groups[0].scores) - set(weights))
-    if objective.advantage.kind == "gdpo" and unnamed:
-        raise ConfigError(f"gdpo needs weights, and the recipe names none for {unnamed}")
+    if objective.advantage.uses_weights and unnamed:
+        kind = objective.advantage.kind
+        raise ConfigError(f"{kind} needs weights, and the recipe names none for {unnamed}")
 
 
 def print_replay(replay: Replay, console: Console, group: int | None = None) -> None:
