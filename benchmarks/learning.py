@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from groupwise.config import Config
+from groupwise.evaluate import evaluate
 from groupwise.interop.fields import trl_fields
 from groupwise.interop.script import write_export
 from groupwise.interop.trl import trl_script
@@ -72,7 +73,7 @@ def train_groupwise(config: Config, log: Log) -> None:
         RunFolder(pathlib.Path(folder) / "run", config) as run,
         load_parts(config) as parts,
     ):
-        log.write(0, 0.0, {}, lambda: parts.evaluate("test").metrics)
+        log.write(0, 0.0, {}, lambda: evaluate(parts, "test").metrics)
         trackers = Trackers({"log": lambda: Tracker(log, parts)})
         run_loop(parts, start_state(parts, None), run, trackers, StopRequest())
 
@@ -94,7 +95,7 @@ class Tracker:
         self.to.write(step, metrics["seconds"], numbers, self._test)
 
     def _test(self) -> dict[str, float]:
-        return self.parts.evaluate("test").metrics
+        return evaluate(self.parts, "test").metrics
 
     def close(self) -> None:
         pass
@@ -128,7 +129,7 @@ def _callback(log: Log, parts: Parts, trainer: Any) -> Any:
     def test() -> dict[str, float]:
         trained = trainer.accelerator.unwrap_model(trainer.model).state_dict()
         parts.policy.model.load_state_dict(trained)
-        return parts.evaluate("test").metrics
+        return evaluate(parts, "test").metrics
 
     class Steps(TrainerCallback):
         began = took = 0.0

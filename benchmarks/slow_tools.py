@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from groupwise.load import Parts, load_parts
 from groupwise.recipe import load_recipe
-from groupwise.rollout.collect import sample_groups
 from groupwise.rollout.engine import wait_for
 from groupwise.types import Request, Sampling
 from slow_tool import SLEEP_SECONDS, TURNS
@@ -45,16 +44,8 @@ def stream_rate(environment: str, episodes: int, at_once: int, tokens: int) -> f
 
 
 def _stream(parts: Parts, episodes: int) -> None:
-    groups = sample_groups(
-        parts.problems["train"][: episodes // GROUP],
-        parts.engine,
-        parts.policy,
-        parts.config.rollout.sampling,
-        group_size=GROUP,
-        seed=0,
-        step=episodes,
-        episodes=parts.episodes,
-    )
+    problems, sampling = parts.problems["train"][: episodes // GROUP], parts.config.rollout.sampling
+    groups = parts.sample_groups(problems, sampling, group_size=GROUP, step=episodes)
     failed = [c.episode.error for g in groups for c in g.completions if c.episode]
     assert not any(failed), failed
 

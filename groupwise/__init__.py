@@ -25,28 +25,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Config": "groupwise.config",
-    "load_recipe": "groupwise.recipe",
-    "compare_runs": "groupwise.report.compare",
-    "reward": "groupwise.extensions",
-    "engine": "groupwise.extensions",
-    "environment": "groupwise.extensions",
-    "optimizer": "groupwise.extensions",
-    "task": "groupwise.extensions",
-    "tool": "groupwise.extensions",
-    "tracker": "groupwise.extensions",
-    "Reward": "groupwise.rewards.base",
-    "Task": "groupwise.tasks.base",
-    "data_task": "groupwise.tasks.rows",
-    "Callback": "groupwise.training.callbacks",
-    "Event": "groupwise.training.callbacks",
-    "Result": "groupwise.training.result",
-    "train": "groupwise.training.api",
-    "Completion": "groupwise.types",
-    "Group": "groupwise.types",
-    "Problem": "groupwise.types",
-}
+_MODULES = {
+    "groupwise.config": ("Config",),
+    "groupwise.extensions": (
+        "engine", "environment", "optimizer", "reward", "task", "tool", "tracker",
+    ),
+    "groupwise.recipe": ("load_recipe",),
+    "groupwise.report.compare": ("compare_runs",),
+    "groupwise.rewards.base": ("Reward",),
+    "groupwise.tasks.base": ("Task",),
+    "groupwise.tasks.rows": ("data_task",),
+    "groupwise.training.api": ("train",),
+    "groupwise.training.callbacks": ("Callback", "Event"),
+    "groupwise.training.result": ("Result",),
+    "groupwise.types": ("Completion", "Group", "Problem"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Callback",

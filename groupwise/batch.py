@@ -117,14 +117,9 @@ class Batch(OnDevice):
     @property
     def longest_row(self) -> int:
         """The longest prompt with one answer: the least that can go through the model at once."""
-        return max(
-            (
-                len(group.prompt_tokens)
-                + max((len(c.tokens) for c in group.completions), default=0)
-                for group in self.groups
-            ),
-            default=1,
-        )
+        answers = [max((len(c.tokens) for c in g.completions), default=0) for g in self.groups]
+        prompts = [len(group.prompt_tokens) for group in self.groups]
+        return max((p + a for p, a in zip(prompts, answers, strict=True)), default=1)
 
     def select(self, groups: Sequence[int]) -> "Batch":
         """These groups alone. They count as what they are of the whole: same denominator."""
@@ -137,9 +132,7 @@ class Batch(OnDevice):
     def minibatches(self, count: int) -> "Iterator[Batch]":
         """`count` runs of neighbouring groups, one for each optimizer step, as even as can be."""
         places = self.places if self.total else range(len(self.groups))
-        total = self.total or len(self.groups)
-        bounds = [round(i * total / count) for i in range(count + 1)]
-        for first, last in itertools.pairwise(bounds):
+        for first, last in minibatch_bounds(self.total or len(self.groups), count):
             yield self.select([n for n, p in enumerate(places) if first <= p < last]).counted()
 
     def cut(self, lines: Sequence[int], width: int) -> "Batch":
@@ -211,13 +204,18 @@ def make_batch(
     return batch.counted()
 
 
+def minibatch_bounds(groups: int, minibatches: int) -> Iterator[tuple[int, int]]:
+    """Where each optimizer step's run of neighbouring groups begins and ends."""
+    return itertools.pairwise(round(i * groups / minibatches) for i in range(minibatches + 1))
+
+
 def token_advantages(groups: Sequence[Group]) -> Tensor:
     """(B, T), an answer's number for each of its tokens; 0 where none were assigned."""
     values: list[Advantage] = []
     for group in groups:
         count = len(group.completions)
         values += group.advantages[:count] or [0.0] * count
-    present_BT = _present([completion for group in groups for completion in group.completions])
+    present_BT = _present([c.tokens for group in groups for c in group.completions])
     whole_B = torch.tensor([0.0 if isinstance(v, tuple) else v for v in values])
     advantages_BT = present_BT * whole_B[:, None]
     for line, value in enumerate(values):
@@ -226,15 +224,15 @@ def token_advantages(groups: Sequence[Group]) -> Tensor:
     return advantages_BT
 
 
-def _present(completions: Sequence[Completion]) -> Tensor:
-    """(B, T) bool: where there are tokens. At least one column."""
-    lengths_B = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
-    width = max(1, int(lengths_B.max())) if len(completions) else 1
+def _present(lines: Sequence[Sequence[float]]) -> Tensor:
+    """(B, T) bool: where lines of different lengths have something. At least one column."""
+    lengths_B = torch.tensor([len(line) for line in lines], dtype=torch.long)
+    width = max(1, int(lengths_B.max())) if len(lines) else 1
     return torch.arange(width) < lengths_B[:, None]
 
 
 def _sampled(completions: Sequence[Completion]) -> Tensor:
-    sampled_BT = _present(completions)
+    sampled_BT = _present([completion.tokens for completion in completions])
     for line, completion in enumerate(completions):
         if completion.sampled is not None:
             sampled_BT[line, : len(completion.sampled)] = torch.tensor(completion.sampled)
@@ -256,9 +254,8 @@ def _padded(lines: Sequence[Sequence[float]]) -> Tensor:
 
     One conversion for all of them: a tensor for each line would take ten times as long.
     """
-    lengths = torch.tensor([len(line) for line in lines], dtype=torch.long)
-    width = max(1, int(lengths.max())) if len(lines) else 1
-    padded = torch.zeros(len(lines), width)
+    present_BT = _present(lines)
+    padded_BT = torch.zeros(present_BT.shape)
     flat = torch.tensor(list(itertools.chain.from_iterable(lines)), dtype=torch.float32)
-    padded[torch.arange(width) < lengths[:, None]] = flat
-    return padded
+    padded_BT[present_BT] = flat
+    return padded_BT

@@ -9,18 +9,15 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from groupwise.config import EvalSettings, RolloutSettings
-from groupwise.distributed.world import ALONE, World
-from groupwise.policy.load import Policy
-from groupwise.rewards.base import Reward, weighted
+from groupwise.load import Parts
+from groupwise.rewards.base import weighted
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Episodes, Prompted, sample_groups, scores_of
-from groupwise.rollout.engine import Engine
-from groupwise.tasks.base import Task
+from groupwise.rollout.collect import Prompted, scores_of
+from groupwise.tasks.base import Split
 from groupwise.types import Group, Problem, Sampling
 
 STORED_TEXT = 4000
@@ -40,53 +37,38 @@ class Evaluation:
     problems: list[dict[str, Any]]
 
 
-def judges(task: Task) -> list[Reward]:
-    """What evaluation scores by: the task's own judges, weightless."""
-    named = {"correct": task.correct, "format": task.formatted}
-    return [Reward(name, judge, weight=0.0) for name, judge in named.items() if judge is not None]
+def evaluate(parts: Parts, split: Split) -> Evaluation:
+    """The same on all ranks."""
+    return Evaluation(**parts.waiting.first_does(lambda: asdict(evaluate_here(parts, split))))
 
 
-def evaluate(
-    problems: Sequence[Prompted],
-    engine: Engine,
-    policy: Policy,
-    task: Task,
-    judge: Scorer,
-    settings: EvalSettings,
-    rollout: RolloutSettings,
-    *,
-    seed: int,
-    rewards: Scorer | None = None,
-    world: World = ALONE,
-    episodes: Episodes | None = None,
-) -> Evaluation:
-    """Metrics on `problems`. The keys of sampled metrics name k: pass@4, maj@4.
+def evaluate_here(parts: Parts, split: Split) -> Evaluation:
+    """Each rank that samples does its share and gets all metrics; others take no part.
 
-    Each rank samples and judges its share; all ranks get the same metrics.
+    The keys of sampled metrics name k: pass@4, maj@4.
     """
+    settings, rollout = parts.config.eval, parts.config.rollout
+    problems = parts.problems[split][: settings.problems]
     limit = settings.max_completion_tokens or rollout.max_completion_tokens
     greedy = Sampling(max_tokens=limit, temperature=0.0, stop=rollout.stop)
     sampled = Sampling(limit, settings.temperature, settings.top_p, stop=rollout.stop)
 
     def work(own: list[Prompted]) -> list[dict[str, Any]]:
-        sample = partial(
-            sample_groups, own, engine, policy, seed=seed, episodes=episodes, what="evaluating"
-        )
+        sample = partial(parts.sample_groups, own, what="evaluating")
         groups = _whole_answers(sample(greedy, group_size=1, step="greedy"))
-        lines = _greedy_lines(groups, judge, rewards, episodes)
+        lines = _greedy_lines(groups, parts)
         if settings.k > 1:
             groups = _whole_answers(sample(sampled, group_size=settings.k, step="sampled"))
-            _add_sampled(lines, groups, judge, task)
+            _add_sampled(lines, groups, parts)
         return lines
 
-    lines = world.share(problems, work)
+    lines = parts.world.share(problems, work)
     metrics = {
         **_means(lines, {"accuracy": "correct", "format": "format"}),
         **_means(lines, {"tokens": "tokens", "truncated": "truncated"}),
         "problems": float(len(problems)),
+        **_reward_means(lines),
     }
-    if rewards is not None:
-        metrics |= _reward_means(lines, list(_weights(rewards, episodes)))
     if settings.k > 1:
         metrics |= _sampled_metrics(lines, settings.k)
     return Evaluation(metrics, lines)
@@ -99,17 +81,11 @@ def _whole_answers(groups: list[Group]) -> list[Group]:
     return [replace(group, completions=answers) for group, answers in pairs]
 
 
-def _weights(rewards: Scorer, episodes: Episodes | None) -> dict[str, float]:
-    """Of the recipe's rewards and the environment's own, by name."""
-    own = {} if episodes is None else episodes.reward_weights
-    return {reward.name: reward.weight for reward in rewards.rewards} | dict(own)
-
-
-def _greedy_lines(
-    groups: list[Group], judge: Scorer, rewards: Scorer | None, episodes: Episodes | None
-) -> list[dict[str, Any]]:
+def _greedy_lines(groups: list[Group], parts: Parts) -> list[dict[str, Any]]:
     """What each problem's greedy answer came to; sampled answers are added later."""
-    verdicts = _judge(groups, judge)
+    verdicts = _judge(groups, parts.judge)
+    scores = scores_of(groups, parts.scorer, parts.episodes)
+    totals = weighted(scores, parts.reward_weights)
     lines: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         completion = group.completions[0]
@@ -117,26 +93,20 @@ def _greedy_lines(
         length = {"tokens": completion.length, "truncated": completion.truncated}
         text = {"text": completion.text[:STORED_TEXT]}
         name = {"id": group.problem.id, "question": question_digest(group.problem)}
-        lines.append({**name, **judged, **length, **text})
-    if rewards is not None:
-        scores = scores_of(groups, rewards, episodes)
-        totals = weighted(scores, _weights(rewards, episodes))
-        for index, line in enumerate(lines):
-            line["reward"] = totals[index]
-            line["rewards"] = {name: values[index] for name, values in scores.items()}
+        rewards = {name: values[index] for name, values in scores.items()}
+        earned = {"reward": totals[index], "rewards": rewards}
+        lines.append({**name, **judged, **length, **text, **earned})
     return lines
 
 
-def _add_sampled(
-    lines: list[dict[str, Any]], groups: list[Group], judge: Scorer, task: Task
-) -> None:
+def _add_sampled(lines: list[dict[str, Any]], groups: list[Group], parts: Parts) -> None:
     """Of each problem's sampled answers: which are right, the commonest one, which have form."""
-    verdicts = _judge(groups, judge)
+    verdicts = _judge(groups, parts.judge)
     for index, (line, group) in enumerate(zip(lines, groups, strict=True)):
         line["sampled_format"] = verdicts["format"][index]
         if "correct" in verdicts:
             line["sampled"] = right = verdicts["correct"][index]
-            answers = [task.extract(completion.text) for completion in group.completions]
+            answers = [parts.task.extract(completion.text) for completion in group.completions]
             line["majority"] = float(majority_is_right(answers, right))
 
 
@@ -186,7 +156,8 @@ def _judge(groups: list[Group], judge: Scorer) -> dict[str, list[list[float]]]:
     return lines
 
 
-def _reward_means(lines: list[dict[str, Any]], names: Sequence[str]) -> dict[str, float]:
+def _reward_means(lines: list[dict[str, Any]]) -> dict[str, float]:
+    names = lines[0]["rewards"] if lines else ()
     known = {n: [v for line in lines if (v := line["rewards"][n]) is not None] for n in names}
     means = {f"rewards/{name}": _mean(values) for name, values in known.items() if values}
     return {"reward": _mean([t for line in lines if (t := line["reward"]) is not None]), **means}

@@ -1,8 +1,9 @@
 """From a config to the parts that a run needs. The one place that maps names to code."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.catalog import check_turn_rewards, find_environment, make_episodes
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, ModelError
-from groupwise.evaluate import Evaluation, evaluate, judges
 from groupwise.extensions import is_marked, load_object, marking
 from groupwise.policy.compiled import compiles_training, is_worth_compiling
 from groupwise.policy.footprint import footprint
@@ -31,14 +31,16 @@ from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, reward_weights
-from groupwise.rollout.engine import Engine, EngineElsewhere
+from groupwise.rollout.collect import Prompted, reward_weights, sample_group, score_groups
+from groupwise.rollout.engine import Engine, EngineElsewhere, wait_for
 from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
-from groupwise.tasks.base import Split, Task
+from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.catalog import build_task
+from groupwise.tracking.activity import doing
+from groupwise.types import Group, Sampling
 
 log = logging.getLogger("groupwise")
 
@@ -100,25 +102,46 @@ class Parts:
     def reward_weights(self) -> dict[str, float]:
         return reward_weights(self.scorer, self.config.rollout, self.episodes)
 
-    def evaluate(self, split: Split) -> Evaluation:
-        """The same on all ranks."""
-        return Evaluation(**self.waiting.first_does(lambda: asdict(self.evaluate_here(split))))
+    def sample_groups(
+        self,
+        problems: Sequence[Prompted],
+        sampling: Sampling,
+        *,
+        group_size: int,
+        step: int | str,
+        temperatures: tuple[float, float] | None = None,
+        in_episodes: bool = True,
+        what: str = "sampling",
+    ) -> list[Group]:
+        """`group_size` answers to each problem, for those who can wait for the last of them.
 
-    def evaluate_here(self, split: Split) -> Evaluation:
-        """Of the ranks that sample; others take no part."""
-        return evaluate(
-            self.problems[split][: self.config.eval.problems],
-            self.engine,
-            self.policy,
-            self.task,
-            self.judge,
-            self.config.eval,
-            self.config.rollout,
-            seed=self.config.seed,
-            rewards=self.scorer,
-            world=self.world,
-            episodes=self.episodes,
-        )
+        `in_episodes=False`: plain answers also where there is an environment. Progress is told as
+        `what`.
+        """
+        episodes, done = self.episodes if in_episodes else None, 0
+        fixed: dict[str, Any] = {"group_size": group_size, "seed": self.config.seed, "step": step}
+
+        async def sample(prompted: Prompted) -> Group:
+            nonlocal done
+            group = await sample_group(
+                prompted, self.engine, self.policy, sampling,
+                **fixed, temperatures=temperatures, episodes=episodes,
+            )  # fmt: skip
+            done += 1
+            doing(what, done, len(problems))
+            return group
+
+        async def gather() -> list[Group]:
+            return list(await asyncio.gather(*map(sample, problems)))
+
+        groups = wait_for(gather())
+        if episodes is not None:
+            episodes.check(groups)
+        return groups
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with every reward on every answer."""
+        return score_groups(groups, self.scorer, self.config.rollout, self.episodes)
 
     def __enter__(self) -> "Parts":
         return self
@@ -183,13 +206,9 @@ def load_parts(
 def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split, list[Prompted]]:
     """The problems whose prompts are not too long, with their prompts' tokens."""
     problems: dict[Split, list[Prompted]] = {}
-    splits: dict[Split, Sequence[Any]] = {
-        "train": task.train,
-        "validation": task.validation,
-        "test": task.test,
-    }
-    for split, listed in splits.items():
-        limit = config.rollout.max_prompt_tokens
+    limit = config.rollout.max_prompt_tokens
+    for split in SPLITS:
+        listed = getattr(task, split)
         problems[split], dropped = fit_prompts(listed, policy.tokenizer, limit)
         _check_tokens([tokens for _, tokens in problems[split]], config.model, policy)
         if dropped:
@@ -282,28 +301,18 @@ def load_config_policy(
 ) -> Policy:
     """Of a `given` model; else of the one that the config names, or its checkpoint `weights`."""
     device = device or pick_device(config.device)
+    dtype = pick_dtype(config.precision, device)
+    shared: dict[str, Any] = {
+        "layout": config.batch.layout,
+        "gradient_checkpointing": config.gradient_checkpointing,
+        "adapter": config.adapter,
+        "weights": weights,
+        "seed": config.seed,
+    }
     if given is not None and (weights is None or config.adapter is not None):
-        return policy_of(
-            given,
-            device,
-            None if config.precision == "auto" else pick_dtype(config.precision, device),
-            layout=config.batch.layout,
-            gradient_checkpointing=config.gradient_checkpointing,
-            adapter=config.adapter,
-            weights=weights,
-            seed=config.seed,
-        )
-    return load_policy(
-        config.model,
-        device,
-        pick_dtype(config.precision, device),
-        layout=config.batch.layout,
-        gradient_checkpointing=config.gradient_checkpointing,
-        adapter=config.adapter,
-        quantization=config.quantization,
-        weights=weights,
-        seed=config.seed,
-    )
+        return policy_of(given, device, None if config.precision == "auto" else dtype, **shared)
+    quantization = config.quantization
+    return load_policy(config.model, device, dtype, quantization=quantization, **shared)
 
 
 def make_reference(
@@ -328,17 +337,23 @@ def make_reference(
     return Reference(origin, settings, compiled=compiled)
 
 
+def judges(task: Task) -> list[Reward]:
+    """What evaluation scores by: the task's own judges, weightless."""
+    named = {"correct": task.correct, "format": task.formatted}
+    return [Reward(name, judge, weight=0.0) for name, judge in named.items() if judge is not None]
+
+
 def find_rewards(config: Config, task: Task) -> list[Reward]:
     """A recipe's rewards; `correct` and `format` are the task's own judges."""
     own = {reward.name: reward.function for reward in judges(task)}
 
-    def found(setting: RewardSettings) -> Reward:
+    def reward_of(setting: RewardSettings) -> Reward:
         name, weight, options = setting.name, setting.weight, setting.options
         if not name.startswith(PREFIX):
             return Reward(name, own.get(name) or resolve(name), weight, options)
         return Reward(name, learned_reward(name, options, pick_device(config.device)), weight)
 
-    return [found(setting) for setting in config.rewards]
+    return [reward_of(setting) for setting in config.rewards]
 
 
 def describe(config: Config, policy: Policy) -> str:

@@ -33,8 +33,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "The loop": {
         "training": "a GRPO step, the loop around it, optimizer, checkpoints, several processes",
-        "load": "from a config to the parts of a run; the one place that maps names to code",
         "evaluate": "greedy accuracy, pass@k, maj@k, format",
+        "load": "from a config to the parts of a run; the one place that maps names to code",
     },
     "Answers": {
         "environments": "tools and games: an answer as a conversation, token exact, over an engine",

@@ -34,7 +34,7 @@ HUB_TASKS = ("gsm8k", "aqua_rat", "mathqa", "math")
 
 
 @dataclass(frozen=True)
-class Line:
+class Check:
     status: Literal["ok", "note", "fix"]
     name: str
     text: str
@@ -42,7 +42,7 @@ class Line:
     """The command or the change that repairs it (empty: the text says it)."""
 
 
-def examine(config: Config) -> Iterator[Line]:
+def examine(config: Config) -> Iterator[Check]:
     """Every check in turn, each as soon as it is known."""
     yield from _guarded("packages", packages)
     yield from _guarded("device", device)
@@ -63,22 +63,22 @@ def examine(config: Config) -> Iterator[Line]:
     yield from _guarded("a training step", lambda: [training_step()])
 
 
-def _guarded(name: str, check: Callable[[], Iterable[Line]]) -> Iterator[Line]:
+def _guarded(name: str, check: Callable[[], Iterable[Check]]) -> Iterator[Check]:
     """A check that fails becomes a line. Only the doctor catches everything: that is its job."""
     try:
         yield from check()
     except GroupwiseError as error:
         first, _, rest = str(error).partition("\n")
-        yield Line("fix", name, first, rest)
+        yield Check("fix", name, first, rest)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:300]
         fix = "fix the lines above first; if there are none, report this as a bug"
-        yield Line("fix", name, f"failed with {type(error).__name__}: {reason}", fix)
+        yield Check("fix", name, f"failed with {type(error).__name__}: {reason}", fix)
 
 
-def packages() -> Iterator[Line]:
+def packages() -> Iterator[Check]:
     """What groupwise itself requires, against what is installed."""
-    yield Line("ok", "python", platform.python_version())  # an older one cannot read this file
+    yield Check("ok", "python", platform.python_version())  # an older one cannot read this file
     installed, wrong = [], []
     for requirement in _requirements(extra=None):
         version = _version(requirement.name)
@@ -87,14 +87,14 @@ def packages() -> Iterator[Line]:
         else:
             wrong.append((requirement, version))
     if installed:
-        yield Line("ok", "packages", ", ".join(installed))
+        yield Check("ok", "packages", ", ".join(installed))
     for requirement, version in wrong:
         state = "is not installed" if version is None else f"{version} is outside"
         text = f"{requirement.name} {state} (needs {requirement.specifier or 'any version'})"
-        yield Line("fix", "packages", text, f"pip install '{requirement}'")
+        yield Check("fix", "packages", text, f"pip install '{requirement}'")
 
 
-def extras(config: Config) -> Iterator[Line]:
+def extras(config: Config) -> Iterator[Check]:
     """Optional packages: those that the recipe needs must be there, others may."""
     needed = needed_extras(config)
     for extra in metadata.metadata("groupwise").get_all("Provides-Extra") or []:
@@ -103,19 +103,19 @@ def extras(config: Config) -> Iterator[Line]:
         missing = [r.name for r in _requirements(extra) if _version(r.name) is None]
         command = f"pip install 'groupwise[{extra}]'"
         if not missing:
-            yield Line("ok", f"extra {extra}", "installed")
+            yield Check("ok", f"extra {extra}", "installed")
         elif extra in needed:
             text = f"{', '.join(missing)} is not installed, and the recipe needs it"
-            yield Line("fix", f"extra {extra}", text, command)
+            yield Check("fix", f"extra {extra}", text, command)
         elif getattr(config.tracking, extra, False):
             text = "not installed; the recipe logs to it, which is optional: it trains without"
-            yield Line("note", f"extra {extra}", text, command)
+            yield Check("note", f"extra {extra}", text, command)
         elif extra == "quant" and config.quantization is not None:
             text = f"not installed: {config.quantization} is left out, which takes more memory"
-            yield Line("note", f"extra {extra}", text, command)
+            yield Check("note", f"extra {extra}", text, command)
         else:
             text = "optional, and not installed; this recipe does without"
-            yield Line("note", f"extra {extra}", text, command)
+            yield Check("note", f"extra {extra}", text, command)
 
 
 def needed_extras(config: Config) -> set[str]:
@@ -129,38 +129,38 @@ def needed_extras(config: Config) -> set[str]:
     return {extra for extra, wanted in wants.items() if wanted}
 
 
-def device() -> Iterator[Line]:
+def device() -> Iterator[Check]:
     import torch
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = (size / 1e9 for size in torch.cuda.mem_get_info(index))
             name = torch.cuda.get_device_name(index)
-            yield Line("ok", f"cuda:{index}", f"{name}, {free:.0f} of {total:.0f} GB free")
+            yield Check("ok", f"cuda:{index}", f"{name}, {free:.0f} of {total:.0f} GB free")
     elif shutil.which("nvidia-smi") is not None:
         built = torch.version.cuda or "no CUDA"
         text = f"there is an NVIDIA driver, but torch {torch.__version__} ({built}) cannot use it"
         fix = "pip install --force-reinstall torch (https://pytorch.org says which for your driver)"
-        yield Line("fix", "device", text, fix)
+        yield Check("fix", "device", text, fix)
     elif torch.backends.mps.is_available():
-        yield Line("ok", "device", "Apple MPS")
+        yield Check("ok", "device", "Apple MPS")
     else:
         text = f"CPU, {torch.get_num_threads()} threads; the embedded model trains on it in minutes"
-        yield Line("note", "device", text, "a GPU is needed for models of 0.5 B and more")
+        yield Check("note", "device", text, "a GPU is needed for models of 0.5 B and more")
 
 
-def memory() -> Line:
+def memory() -> Check:
     try:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     except (ValueError, OSError):
-        return Line("note", "memory", "this system does not say how much is free")
+        return Check("note", "memory", "this system does not say how much is free")
     if available < MEMORY_GB:
         text = f"{available:.1f} GB free"
-        return Line("fix", "memory", text, f"end other programs: {MEMORY_GB:g} GB are needed")
-    return Line("ok", "memory", f"{available:.0f} GB free")
+        return Check("fix", "memory", text, f"end other programs: {MEMORY_GB:g} GB are needed")
+    return Check("ok", "memory", f"{available:.0f} GB free")
 
 
-def disk() -> Iterator[Line]:
+def disk() -> Iterator[Check]:
     """Here, where runs are written, and where models are kept."""
     cache = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     seen: set[int] = set()
@@ -171,73 +171,73 @@ def disk() -> Iterator[Line]:
         seen.add(there.stat().st_dev)
         free = shutil.disk_usage(there).free / 1e9
         if not os.access(there, os.W_OK):
-            yield Line("fix", name, f"{there} cannot be written", f"chmod u+w {there}")
+            yield Check("fix", name, f"{there} cannot be written", f"chmod u+w {there}")
         elif free < DISK_GB:
             fix = "free some space, or set HF_HOME and --out to another disk"
-            yield Line("fix", name, f"{there}: {free:.1f} GB free", fix)
+            yield Check("fix", name, f"{there}: {free:.1f} GB free", fix)
         else:
-            yield Line("ok", name, f"{there}: {free:.0f} GB free")
+            yield Check("ok", name, f"{there}: {free:.0f} GB free")
 
 
-def compiler(on_cuda: bool) -> Iterator[Line]:
+def compiler(on_cuda: bool) -> Iterator[Check]:
     """torch.compile needs one: for C on CUDA, for C++ on a CPU."""
     path = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not on_cuda:
         path = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
         text = "no C++ compiler: models of 50 million parameters or more will be a little slower"
-        yield (Line("ok", "compiler", path) if path else Line("note", "compiler", text, COMPILER))
+        yield (Check("ok", "compiler", path) if path else Check("note", "compiler", text, COMPILER))
     elif path is None:
         fix = f"{COMPILER}, or train with compile=none"
-        yield Line("fix", "compiler", "torch.compile needs a C compiler and there is none", fix)
+        yield Check("fix", "compiler", "torch.compile needs a C compiler and there is none", fix)
     elif importlib.util.find_spec("triton") is None:
         text = "triton is not installed, and torch.compile needs it on CUDA"
-        yield Line("fix", "compiler", text, "pip install triton, or train with compile=none")
+        yield Check("fix", "compiler", text, "pip install triton, or train with compile=none")
     else:
-        yield Line("ok", "compiler", path)
+        yield Check("ok", "compiler", path)
 
 
-def hub() -> Line:
+def hub() -> Check:
     """Being offline is no fault."""
     answer = ask_hub()
     if answer.online:
-        return Line("ok", "hub", answer.text)
+        return Check("ok", "hub", answer.text)
     text = f"{answer.text}: only what is cached can be used"
-    return Line("note", "hub", text, "get online, or use folders for model: and task.path")
+    return Check("note", "hub", text, "get online, or use folders for model: and task.path")
 
 
-def code_sandbox(config: Config) -> Line:
+def code_sandbox(config: Config) -> Check:
     """Whether programs that models write can be isolated here; tried, not guessed."""
     from groupwise.rewards.sandbox.ways import check_isolation
 
     needed = any(reward.name in CODE_REWARDS for reward in config.rewards)
     try:
-        return Line("ok", "code sandbox", f"isolates programs in answers ({check_isolation()})")
+        return Check("ok", "code sandbox", f"isolates programs in answers ({check_isolation()})")
     except RewardError as error:
         text, _, fix = str(error).partition(" fix: ")
-        return Line("fix" if needed else "note", "code sandbox", text, fix)
+        return Check("fix" if needed else "note", "code sandbox", text, fix)
 
 
-def engines() -> Iterator[Line]:
+def engines() -> Iterator[Check]:
     from groupwise.load import ENGINES
 
     here = [name for name in ENGINES if name != "vllm" or _version("vllm") is not None]
-    yield Line("ok", "engines", ", ".join(here))
+    yield Check("ok", "engines", ", ".join(here))
 
 
-def vllm_servers(config: Config) -> Iterator[Line]:
+def vllm_servers(config: Config) -> Iterator[Check]:
     """Whether each that the recipe names is there. Their model and token are checked by a run."""
     from urllib.request import urlopen
 
     for url in config.place.urls if isinstance(config.place, Servers) else ():
         try:
             with urlopen(f"{url.rstrip('/')}/health", timeout=HUB_SECONDS):
-                yield Line("ok", "vLLM server", f"{url} answers")
+                yield Check("ok", "vLLM server", f"{url} answers")
         except OSError as error:
             fix = "start it with `groupwise serve vllm MODEL`, or correct place.urls"
-            yield Line("fix", "vLLM server", f"{url}: {error}", fix)
+            yield Check("fix", "vLLM server", f"{url}: {error}", fix)
 
 
-def model(config: Config) -> Line:
+def model(config: Config) -> Check:
     """Whether the recipe's model is here, or can be fetched. Fetches nothing."""
     name = config.model
     if name == "smollm2":
@@ -245,53 +245,53 @@ def model(config: Config) -> Line:
 
         here = all((cache_folder() / "smollm2" / file).is_file() for file in NEEDED)
         text = "smollm2 is cached" if here else "smollm2 is fetched at the first run (100 MB)"
-        return Line("ok" if here else "note", "model", text)
+        return Check("ok" if here else "note", "model", text)
     from groupwise.policy.resolve import resolve_model
 
     source = resolve_model(name)
     if Path(source).is_dir():
-        return Line("ok", "model", f"{name}: {source}" if name != source else source)
+        return Check("ok", "model", f"{name}: {source}" if name != source else source)
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     if isinstance(try_to_load_from_cache(source, "config.json"), str):
-        return Line("ok", "model", f"{source} is cached")
+        return Check("ok", "model", f"{source} is cached")
     if os.environ.get("HF_HUB_OFFLINE"):
         fix = "get online once, or set model= to a folder, tiny or smollm2"
-        return Line("fix", "model", f"{source} is not cached and the hub is out of reach", fix)
+        return Check("fix", "model", f"{source} is not cached and the hub is out of reach", fix)
     try:
         HfApi().model_info(source, timeout=HUB_SECONDS)
     except GatedRepoError:
         fix = f"accept its terms on https://huggingface.co/{source}, then: hf auth login"
-        return Line("fix", "model", f"{source} is gated", fix)
+        return Check("fix", "model", f"{source} is gated", fix)
     except RepositoryNotFoundError:
         fix = "check the spelling of model=; for a private one: hf auth login"
-        return Line("fix", "model", f"the hub has no model {source}", fix)
+        return Check("fix", "model", f"the hub has no model {source}", fix)
     except (HfHubHTTPError, OSError) as error:
-        return Line("note", "model", f"{source}: the hub did not say ({type(error).__name__})")
+        return Check("note", "model", f"{source}: the hub did not say ({type(error).__name__})")
     text = f"{source} is on the hub and not here yet: it is downloaded at the first run"
-    return Line("note", "model", text)
+    return Check("note", "model", text)
 
 
-def data(config: Config, online: bool) -> Iterator[Line]:
+def data(config: Config, online: bool) -> Iterator[Check]:
     """The recipe's problems and rewards. Data on the hub is not downloaded for this."""
     kind = config.task.kind
     from_hub = kind == "hub" or (kind in HUB_TASKS and getattr(config.task, "path", None) is None)
     if from_hub and online:
         text = f"{kind} comes from the hub and is not here yet: it is downloaded at the first run"
-        yield Line("note", "data", text)
+        yield Check("note", "data", text)
         return
     from groupwise.load import find_rewards
     from groupwise.tasks.catalog import build_task
 
     task = build_task(config.task)
     sizes = f"{len(task.train)} train, {len(task.validation)} validation, {len(task.test)} test"
-    yield Line("ok", "data", f"{task.name}: {sizes}")
+    yield Check("ok", "data", f"{task.name}: {sizes}")
     rewards = (f"{reward.name} x {reward.weight:g}" for reward in find_rewards(config, task))
-    yield Line("ok", "rewards", ", ".join(rewards))
+    yield Check("ok", "rewards", ", ".join(rewards))
 
 
-def training_step() -> Line:
+def training_step() -> Check:
     """One step of the embedded model: sampling, rewards in their worker, update, files."""
     from groupwise.recipe import parse
     from groupwise.training.api import train
@@ -310,7 +310,9 @@ def training_step() -> Line:
         result = train(parse(tree), Path(folder) / "run", quiet=True)
         assert (result.model_folder / "model.safetensors").is_file()
     seconds = time.perf_counter() - began
-    return Line("ok", "a training step", f"the embedded model, {seconds:.1f} s with its evaluation")
+    return Check(
+        "ok", "a training step", f"the embedded model, {seconds:.1f} s with its evaluation"
+    )
 
 
 def _on_cuda(config: Config) -> bool:

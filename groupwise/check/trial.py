@@ -12,7 +12,6 @@ from groupwise.load import Parts
 from groupwise.policy.chat_template import render_chat
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy
-from groupwise.rollout.collect import sample_groups
 from groupwise.training.api import start_state
 from groupwise.training.clock import Clock
 from groupwise.training.metrics import memory_gb
@@ -90,10 +89,10 @@ def small_config(config: Config) -> Config:
 def _warm_up(parts: Parts) -> None:
     """First calls load kernels and start workers; that is not what a step takes."""
     sampling = Sampling(max_tokens=4)
-    groups = sample_groups(
-        parts.problems["train"][:1], parts.engine, parts.policy, sampling,
-        group_size=2, seed=0, step="warm-up",
-    )  # fmt: skip
+    problems = parts.problems["train"][:1]
+    groups = parts.sample_groups(
+        problems, sampling, group_size=2, step="warm-up", in_episodes=False
+    )
     problem = groups[0].problem
     parts.scorer.score([problem, problem], [c.text for c in groups[0].completions])
 

@@ -31,12 +31,13 @@ def evaluate(
     typed = [f"{key}={value}" for key, value in limits.items() if value is not None]
     config = config_for(model, task, data, [*(overrides or []), *typed], trust_code=trust_code)
     say_loading(model)
+    from groupwise.evaluate import evaluate as evaluate_parts
     from groupwise.load import load_parts
     from groupwise.report.terminal import metrics_table
     from groupwise.tracking.console import console
 
     with load_parts(config) as parts, console.status("evaluating"):
-        metrics = parts.evaluate("test").metrics
+        metrics = evaluate_parts(parts, "test").metrics
     console.print(metrics_table(metrics, f"{model} on {config.task.kind} (test)"))
     options.write_json(json_file, metrics)
 

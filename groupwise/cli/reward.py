@@ -25,8 +25,7 @@ def reward_bench(
     """
     chosen = choose(words, preset, tiny, trust_code)
     config = chosen.config
-    from groupwise.evaluate import judges
-    from groupwise.load import find_rewards
+    from groupwise.load import find_rewards, judges
     from groupwise.reward_models.reward import PREFIX
     from groupwise.rewards.bench import (
         LEARNED_PROBLEMS,

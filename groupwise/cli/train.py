@@ -52,13 +52,13 @@ def train(
     from groupwise.distributed.launch import launch, stop_with_launcher
 
     chosen = choose(words, preset, tiny, trust_code)
-    folder = out or chosen.folder
+    config, folder = chosen.config, out or chosen.folder
     if restart and os.environ.get("RANK", "0") == "0":
         set_run_aside(pathlib.Path(folder))
     if launcher is not None:
         workers = 1 if nproc == "auto" else _count(nproc)
-        return _finished(folder, _on_ray(launcher, chosen.config, folder, workers, quiet))
-    processes = _processes(nproc, chosen.config)
+        return _finished(folder, _on_ray(launcher, config, folder, workers, quiet))
+    processes = _processes(nproc, config)
     if processes > 1:
         flags = {"--tiny": tiny, "--trust-code": trust_code, "--quiet": quiet}
         given = [*(["--preset", preset] if preset else []), *(f for f, on in flags.items() if on)]
@@ -67,14 +67,14 @@ def train(
     stop_with_launcher()
     first = os.environ.get("RANK", "0") == "0"
     if first and not quiet:  # importing torch takes seconds: something is to be seen before that
-        typer.echo(f"{chosen.title}: {_in_short(chosen.config)}, into {folder}; loading ...")
-    summary = _here(chosen.config, folder, quiet)
+        what = f"{config.model} on {config.task.kind}, {config.steps} steps"
+        typer.echo(f"{chosen.title}: {what}, into {folder}; loading ...")
+    libraries_off_screen()
+    from groupwise.training.api import train as run_training
+
+    summary = run_training(config, folder, quiet=quiet).summary
     if first:
         _finished(folder, summary)
-
-
-def _in_short(config: Config) -> str:
-    return f"{config.model} on {config.task.kind}, {config.steps} steps"
 
 
 def _processes(nproc: str, config: Config) -> int:
@@ -100,13 +100,6 @@ def _count(nproc: str) -> int:
     if not nproc.isdecimal() or int(nproc) < 1:
         raise ConfigError(f"--nproc takes auto or a number from 1 on, not {nproc!r}")
     return int(nproc)
-
-
-def _here(config: Config, folder: str, quiet: bool) -> Mapping[str, Any]:
-    libraries_off_screen()
-    from groupwise.training.api import train as run_training
-
-    return run_training(config, folder, quiet=quiet).summary
 
 
 def _on_ray(

@@ -6,6 +6,6 @@ decides when a finding appears and when it is gone. No torch, so that a viewer c
 
 from groupwise.diagnose.finding import Finding
 from groupwise.diagnose.outcome import diagnose_outcome
-from groupwise.diagnose.watch import SYMPTOMS, Change, Watch, diagnose
+from groupwise.diagnose.watch import SYMPTOMS, FindingChange, Watch, diagnose
 
-__all__ = ["SYMPTOMS", "Change", "Finding", "Watch", "diagnose", "diagnose_outcome"]
+__all__ = ["SYMPTOMS", "Finding", "FindingChange", "Watch", "diagnose", "diagnose_outcome"]

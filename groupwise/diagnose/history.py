@@ -22,7 +22,7 @@ EVALUATIONS = 5
 
 
 @dataclass
-class Column:
+class MetricColumn:
     """The values of one metric: the first and the newest, and what is known of all of them."""
 
     low: float
@@ -57,7 +57,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.columns: dict[str, Column] = {}
+        self.columns: dict[str, MetricColumn] = {}
         self.broken: dict[str, int] = {}
         """Column -> the last step at which it was not finite."""
         self.step = 0
@@ -74,7 +74,7 @@ class History:
             if not math.isfinite(value):
                 self.broken[name] = self.step
                 continue
-            column = self.columns.setdefault(name, Column(value, value))
+            column = self.columns.setdefault(name, MetricColumn(value, value))
             column.add(float(value), self.step)
         if self.evaluations()[-1:] == [self.step]:
             self._around[self.step] = {n: _mean(c.last(START)) for n, c in self.columns.items()}

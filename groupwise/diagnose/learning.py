@@ -125,12 +125,11 @@ def learning_rate_high(history: History, config: Config | None, standing: bool) 
             )
     if not reasons:
         return None
-    lr = None if config is None else config.optimizer.lr
-    lower = "a lower optimizer.lr" if lr is None else f"optimizer.lr={lr / 3:.2g} (now {lr:.2g})"
     return Finding(
         "Learning rate too high",
         f"{'; '.join(reasons)} ({history.recent})",
-        f"{lower}, optimizer.warmup=10, batch.epochs=1; go on from a checkpoint before it",
+        f"{_rate(config, 1 / 3)}, optimizer.warmup=10, batch.epochs=1; go on from a checkpoint "
+        "before it",
         "error" if newly else "warning",
     )
 
@@ -153,14 +152,12 @@ def learning_rate_low(history: History, config: Config | None, standing: bool) -
     noise = 2 * history.noise("reward")
     if max(changes.values()) > limit or abs(after - before) > max(noise, 0.02 * abs(before)):
         return None
-    lr = None if config is None else config.optimizer.lr
-    higher = "a higher optimizer.lr" if lr is None else f"optimizer.lr={3 * lr:.2g} (now {lr:.2g})"
     moved = ", ".join(f"{name} by {100 * change:.1f} %" for name, change in changes.items())
     return Finding(
         "Learning rate too low: nothing changes",
         f"after {history.rows} steps the reward is {after:.3f} ({before:.3f} at first) and the "
         f"policy has hardly moved: {moved}",
-        f"{higher}; more answers a problem (batch.group_size) make a clearer signal",
+        f"{_rate(config, 3)}; more answers a problem (batch.group_size) make a clearer signal",
     )
 
 
@@ -171,16 +168,22 @@ def accuracy_lost(history: History, config: Config | None, standing: bool) -> Fi
         return None
     if not beyond(after / before, 0.3, 0.5, standing):
         return None
-    lr = None if config is None else config.optimizer.lr
-    lower = "a lower optimizer.lr" if lr is None else f"optimizer.lr={lr / 3:.2g} (now {lr:.2g})"
     return Finding(
         "Accuracy is lost: the model solves less than at the start",
         f"{percent(after)} of training answers are right, {percent(before)} in the first {START} "
         f"steps ({history.recent})",
-        f"{lower}; algorithm.kl_weight=0.02 holds the policy near its start; look for a reward "
-        "that wrong answers win: groupwise reward bench",
+        f"{_rate(config, 1 / 3)}; algorithm.kl_weight=0.02 holds the policy near its start; look "
+        "for a reward that wrong answers win: groupwise reward bench",
         "error",
     )
+
+
+def _rate(config: Config | None, times: float) -> str:
+    """The learning rate that is advised: so many times the present one."""
+    if config is None:
+        return f"a {'lower' if times < 1 else 'higher'} optimizer.lr"
+    lr = config.optimizer.lr
+    return f"optimizer.lr={times * lr:.2g} (now {lr:.2g})"
 
 
 def _fall(history: History) -> float:

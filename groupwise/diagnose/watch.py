@@ -49,7 +49,7 @@ GONE_AFTER = WINDOW
 
 
 @dataclass(frozen=True)
-class Change:
+class FindingChange:
     """A finding that appeared at `step`, or one that is gone since."""
 
     finding: Finding
@@ -75,9 +75,9 @@ class Watch:
         """Findings that hold now, most severe first."""
         return by_severity(self._standing[code] for code in SYMPTOMS if code in self._standing)
 
-    def add(self, row: Mapping[str, Any]) -> list[Change]:
+    def add(self, row: Mapping[str, Any]) -> list[FindingChange]:
         self.history.add(row)
-        changes: list[Change] = []
+        changes: list[FindingChange] = []
         for code, symptom in SYMPTOMS.items():
             before = self._standing.get(code)
             finding = symptom(self.history, self.config, before is not None)
@@ -86,11 +86,13 @@ class Watch:
                 step = self.history.step if before is None else before.step
                 self._standing[code] = replace(finding, code=code, step=step)
                 if before is None:
-                    changes.append(Change(self._standing[code], step))
+                    changes.append(FindingChange(self._standing[code], step))
             elif before is not None:
                 self._absent[code] += 1
                 if self._absent[code] >= GONE_AFTER:
-                    changes.append(Change(self._standing.pop(code), self.history.step, gone=True))
+                    changes.append(
+                        FindingChange(self._standing.pop(code), self.history.step, gone=True)
+                    )
         return changes
 
 

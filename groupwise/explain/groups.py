@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.explain.numbers import StepNumbers, TokenNumbers
-from groupwise.explain.step import Step
+from groupwise.explain.step import ExplainedStep
 from groupwise.tracking.console import prompt_text
 from groupwise.training.recorder import Update
 from groupwise.types import Completion, Group
@@ -119,7 +119,7 @@ class GroupView:
         return prompt_text(self.group.problem)
 
 
-def group_views(step: Step) -> list[GroupView]:
+def group_views(step: ExplainedStep) -> list[GroupView]:
     views: list[GroupView] = []
     for update in step.last_pass:
         numbers = step.numbers(update)
@@ -162,7 +162,7 @@ def advantage_formula(config: Config) -> str:
     return config.algorithm.advantage.formula() + penalty + by_turn
 
 
-def sums(step: Step, views: list[GroupView]) -> Iterator[tuple[str, float | None]]:
+def sums(step: ExplainedStep, views: list[GroupView]) -> Iterator[tuple[str, float | None]]:
     """What the groups of the last pass add up to, and what training logged."""
     updates = step.taken
     if len(updates) <= 1:

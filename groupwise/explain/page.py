@@ -9,7 +9,7 @@ from groupwise.explain.groups import (
     sums,
 )
 from groupwise.explain.numbers import TokenNumbers
-from groupwise.explain.step import Step
+from groupwise.explain.step import ExplainedStep
 from groupwise.objective.aggregate import AGGREGATE_FORMULAS
 from groupwise.report.conversation import answer_text
 from groupwise.report.html import page
@@ -21,7 +21,7 @@ Shown = tuple[str, TokenNumbers, str, bool]
 """A token's text, its numbers, the strength of its colour, and whether the policy sampled it."""
 
 
-def step_page(step: Step, group: int | None = None) -> str:
+def step_page(step: ExplainedStep, group: int | None = None) -> str:
     views = group_views(step)
     objective = step.config.algorithm
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from groupwise.config import Config
 from groupwise.errors import ConfigError
 from groupwise.explain.groups import GroupView, group_views, pick, sampled, token_runs
-from groupwise.explain.step import Step, stored_logprobs
+from groupwise.explain.step import ExplainedStep, stored_logprobs
 from groupwise.objective.assign import assign_advantages
 from groupwise.recipe import parse
 from groupwise.report.html import number
@@ -35,8 +35,8 @@ SHOWN_TOKENS = 40
 class Replay:
     """The step as it was, and under the other settings."""
 
-    was: Step
-    now: Step
+    was: ExplainedStep
+    now: ExplainedStep
     changes: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Replay:
         }
 
 
-def replay_step(step: Step, settings: Iterable[str]) -> Replay:
+def replay_step(step: ExplainedStep, settings: Iterable[str]) -> Replay:
     changes = tuple(settings)
     config = _changed(step.config, changes)
     config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
@@ -140,8 +140,9 @@ def _check_inputs(updates: Sequence[Update], config: Config, weights: dict[str, 
             "add --set algorithm.entropy_weight=0"
         )
     unnamed = ", ".join(set(groups[0].scores) - set(weights))
-    if objective.advantage.kind == "gdpo" and unnamed:
-        raise ConfigError(f"gdpo needs weights, and the recipe names none for {unnamed}")
+    if objective.advantage.uses_weights and unnamed:
+        kind = objective.advantage.kind
+        raise ConfigError(f"{kind} needs weights, and the recipe names none for {unnamed}")
 
 
 def print_replay(replay: Replay, console: Console, group: int | None = None) -> None:
@@ -212,7 +213,7 @@ def _answers(view: GroupView, other: GroupView) -> Table:
     return table
 
 
-def _print_tokens(view: GroupView, other: GroupView, step: Step, console: Console) -> None:
+def _print_tokens(view: GroupView, other: GroupView, step: ExplainedStep, console: Console) -> None:
     """The answer whose pushes change most, token by token."""
     answers = view.group.completions
     pairs = [
@@ -243,7 +244,7 @@ def _print_tokens(view: GroupView, other: GroupView, step: Step, console: Consol
     console.print(table, highlight=False)
 
 
-def _side(step: Step) -> dict[str, Any]:
+def _side(step: ExplainedStep) -> dict[str, Any]:
     return {
         "algorithm": step.config.algorithm.model_dump(mode="json"),
         "loss": step.loss,

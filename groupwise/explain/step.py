@@ -35,7 +35,7 @@ Decode = Callable[[int], str]
 
 
 @dataclass(frozen=True)
-class Step:
+class ExplainedStep:
     """A step's updates in order, and where its numbers come from, in words."""
 
     name: str
@@ -78,7 +78,7 @@ def is_run(path: str | pathlib.Path) -> bool:
     return (pathlib.Path(path) / "config.yaml").is_file()
 
 
-def recipe_step(name: str, config: Config) -> Step:
+def recipe_step(name: str, config: Config) -> ExplainedStep:
     """The first step of a recipe, made for real with its model."""
     from groupwise.load import load_parts
     from groupwise.training.api import start_state
@@ -88,7 +88,7 @@ def recipe_step(name: str, config: Config) -> Step:
         state = start_state(parts, None)
         recorder = Recorder()
         step = grpo_step(parts, state, recorder=recorder)
-        return Step(
+        return ExplainedStep(
             name,
             1,
             config,
@@ -102,7 +102,7 @@ def recipe_step(name: str, config: Config) -> Step:
 
 def run_step(
     folder: pathlib.Path, number: int | None, *, stored: bool = False, trust_code: bool = False
-) -> Step:
+) -> ExplainedStep:
     """Step `number` of a run (None: the last that needs no other step to be made again)."""
     config = parse(read_yaml(folder / "config.yaml"))
     check_code(config.algorithm, folder / "config.yaml", (), trust_code=trust_code)
@@ -127,7 +127,7 @@ def run_step(
     learn(rollout_batch(groups, config), state, config, recorder)
     place = "the initial model" if checkpoint is None else checkpoint.name
     again = f", the {distance} steps after it made again" * (distance > 0)
-    return Step(
+    return ExplainedStep(
         folder.name,
         number,
         config,
@@ -163,7 +163,7 @@ def _from_stored(
     number: int,
     groups: list[Group],
     logged: Mapping[str, Any],
-) -> Step:
+) -> ExplainedStep:
     """The first update as the stored log-probs tell it; later ones are not known."""
     batch = next(rollout_batch(groups, config).minibatches(config.batch.minibatches))
     only = config.batch.minibatches * config.batch.epochs == 1
@@ -177,7 +177,7 @@ def _from_stored(
     )
     which = "" if only else " of the first update"
     bonus = ", without the entropy bonus" if config.algorithm.uses_entropy else ""
-    return Step(
+    return ExplainedStep(
         folder.name,
         number,
         config,

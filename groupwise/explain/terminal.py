@@ -16,7 +16,7 @@ from groupwise.explain.groups import (
     token_runs,
 )
 from groupwise.explain.numbers import TokenNumbers
-from groupwise.explain.step import Decode, Step
+from groupwise.explain.step import Decode, ExplainedStep
 from groupwise.objective.aggregate import AGGREGATE_FORMULAS
 from groupwise.report.conversation import answer_text, conversation, ending
 from groupwise.report.html import number
@@ -28,7 +28,7 @@ ZERO = 1e-6
 """A loss below it is 0 but for rounding."""
 
 
-def print_step(step: Step, console: Console, group: int | None = None) -> None:
+def print_step(step: ExplainedStep, console: Console, group: int | None = None) -> None:
     views = group_views(step)
     view = pick(views, group)
     objective = step.config.algorithm

@@ -89,16 +89,24 @@ def _base(name: str, config: Config | None) -> Any:
     return quantized.dequantize().to("cpu", torch.float32)
 
 
-def push_model(folder: pathlib.Path, repository: str) -> str:
+def push_model(
+    folder: pathlib.Path,
+    repository: str,
+    *,
+    private: bool | None = True,
+    token: str | None = None,
+    message: str = "Trained with groupwise",
+    **options: Any,
+) -> str:
     """Upload a model folder; returns where it is. A new repository is private: publish it there."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    api = HfApi()
+    api = HfApi(token=token)
     try:
-        address = api.create_repo(repository, private=True, exist_ok=True)
+        address = api.create_repo(repository, private=private, exist_ok=True)
         api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message="Trained with groupwise"
+            repo_id=address.repo_id, folder_path=folder, commit_message=message, **options
         )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 
 from groupwise.config import AdapterSettings, Config
 from groupwise.errors import ConfigError
-from groupwise.evaluate import judges
 from groupwise.interop.rewards import PREFILL, PROBLEM_ID
+from groupwise.load import judges
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.resolve import NAMES, resolve_model

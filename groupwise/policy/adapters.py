@@ -101,7 +101,7 @@ def add_adapter(model: Any, settings: AdapterSettings, dtype: torch.dtype, seed:
                 f"({str(error).splitlines()[0]}); its linear layers: {', '.join(_linear(model))}"
                 f"{_same_layers(model, targets)}"
             ) from error
-    return _in_precision(Adapter(peft, starts_as_base=True), dtype)
+    return in_precision(Adapter(peft, starts_as_base=True), dtype)
 
 
 def load_adapter(
@@ -128,7 +128,7 @@ def load_adapter(
                 f"the adapter in {folder} has {name}={value}, not {getattr(settings, name)}: "
                 f"set adapter.{name}={value} to go on with it"
             )
-    return _in_precision(Adapter(peft, starts_as_base), dtype)
+    return in_precision(Adapter(peft, starts_as_base), dtype)
 
 
 def merge_adapter(model: Any, folder: pathlib.Path) -> Any:
@@ -170,7 +170,7 @@ def _attach(model: Any, folder: pathlib.Path, *, trainable: bool) -> Any:
         raise ModelError(f"the adapter in {folder} does not fit its model: {reason}") from error
 
 
-def _in_precision(adapter: Adapter, dtype: torch.dtype) -> Adapter:
+def in_precision(adapter: Adapter, dtype: torch.dtype) -> Adapter:
     """On a quantised model PEFT makes fp32 adapters; ours have the precision it computes in."""
     for weight in adapter.weights().values():
         weight.data = weight.data.to(dtype)

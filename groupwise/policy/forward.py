@@ -23,7 +23,7 @@ def answer_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """(B, T) log-probs and entropies of the answers' tokens, at the sampling temperature.
 
-    Answers that were drawn at temperatures of their own are scored at those.
+    Answers that were drawn at temperatures of their own get their log-probs at those.
     """
     return policy.run(lambda: _answer_logprobs(policy, rows, temperature, entropy_grad))
 

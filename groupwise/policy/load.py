@@ -84,9 +84,7 @@ def load_policy(
             fresh = not is_adapter_folder(resolve_model(name))
             lora = load_adapter(model, adapter_folder, adapter, dtype, starts_as_base=fresh)
         _without_dropout(model)
-        if gradient_checkpointing:
-            checkpoint_activations(model, offload=gradient_checkpointing == "offload")
-        return make_policy(model, tokenizer, layout, lora)
+        return make_policy(model, tokenizer, layout, lora, gradient_checkpointing)
 
 
 @contextmanager
@@ -127,9 +125,7 @@ def policy_of(
         lora = load_adapter(model, folder, adapter, model.dtype, starts_as_base=True)
     elif adapter is not None and not given.is_peft:
         lora = add_adapter(model, adapter, model.dtype, seed)
-    if gradient_checkpointing:
-        checkpoint_activations(model, offload=gradient_checkpointing == "offload")
-    return make_policy(model, given.tokenizer, layout, lora)
+    return make_policy(model, given.tokenizer, layout, lora, gradient_checkpointing)
 
 
 def _from_pretrained(
@@ -182,9 +178,15 @@ def _drops_attention(model: Any) -> bool:
 
 
 def make_policy(
-    model: Any, tokenizer: Any, layout: str = "auto", adapter: Adapter | None = None
+    model: Any,
+    tokenizer: Any,
+    layout: str = "auto",
+    adapter: Adapter | None = None,
+    gradient_checkpointing: bool | Literal["offload"] = False,
 ) -> Policy:
     """Wrap a model already in memory (with the adapter inside it, if any)."""
+    if gradient_checkpointing:
+        checkpoint_activations(model, offload=gradient_checkpointing == "offload")
     model.eval()
     body, head = split_head(model)
     policy = Policy(model, tokenizer, body, head, eos_ids(model, tokenizer), adapter=adapter)

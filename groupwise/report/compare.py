@@ -75,7 +75,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Column:
+class EvaluatedRun:
     """One evaluation: where it comes from, and a line for each problem."""
 
     name: str
@@ -96,7 +96,7 @@ def compare_runs(
     return compare(columns, seed=seed, resamples=resamples)
 
 
-def read_column(run: pathlib.Path, moment: str, name: str) -> Column:
+def read_column(run: pathlib.Path, moment: str, name: str) -> EvaluatedRun:
     config, stored = run_folder(run) / "config.yaml", run / "eval" / f"{moment}.jsonl"
     if not stored.is_file():
         reason = (
@@ -110,10 +110,12 @@ def read_column(run: pathlib.Path, moment: str, name: str) -> Column:
         problems = {(str(line["id"]), str(line["question"])): line for line in lines}
     except (KeyError, TypeError) as error:
         raise RunFolderError(f"{stored} is damaged: a line has no id and question") from error
-    return Column(name, leaves(read_yaml(config)), problems)
+    return EvaluatedRun(name, leaves(read_yaml(config)), problems)
 
 
-def compare(columns: Sequence[Column], *, seed: int, resamples: int = RESAMPLES) -> Comparison:
+def compare(
+    columns: Sequence[EvaluatedRun], *, seed: int, resamples: int = RESAMPLES
+) -> Comparison:
     shared = [k for k in columns[0].problems if all(k in c.problems for c in columns[1:])]
     if not shared:
         kinds = ", ".join(f"{c.name}: {c.settings.get('task.kind')}" for c in columns)
@@ -132,7 +134,7 @@ def compare(columns: Sequence[Column], *, seed: int, resamples: int = RESAMPLES)
     )
 
 
-def _metrics(columns: Sequence[Column]) -> list[str]:
+def _metrics(columns: Sequence[EvaluatedRun]) -> list[str]:
     """What every column measured, in the order of the first."""
     lines = [next(iter(column.problems.values())) for column in columns]
     plain = ["correct", "sampled", "format", "tokens", "truncated", "reward"]
@@ -142,7 +144,7 @@ def _metrics(columns: Sequence[Column]) -> list[str]:
 
 
 def _values(
-    metric: str, columns: Sequence[Column], shared: Sequence[tuple[str, str]]
+    metric: str, columns: Sequence[EvaluatedRun], shared: Sequence[tuple[str, str]]
 ) -> NDArray[np.float64]:
     """values_CP: a line a column, nan where an answer was not scored."""
     return np.array([[_number(c.problems[key], metric) for key in shared] for c in columns])
@@ -213,13 +215,13 @@ def word_for(metric: str, low: float, high: float) -> str:
     return above if low > 1e-12 else below if high < -1e-12 else NO_DIFFERENCE
 
 
-def _differing(columns: Sequence[Column]) -> dict[str, tuple[Any, ...]]:
+def _differing(columns: Sequence[EvaluatedRun]) -> dict[str, tuple[Any, ...]]:
     names = dict.fromkeys(name for column in columns for name in column.settings)
     rows = {name: tuple(column.settings.get(name) for column in columns) for name in names}
     return {name: values for name, values in rows.items() if any(v != values[0] for v in values)}
 
 
-def _notes(columns: Sequence[Column], shared: int) -> list[str]:
+def _notes(columns: Sequence[EvaluatedRun], shared: int) -> list[str]:
     notes = []
     if any(len(column.problems) > shared for column in columns):
         sizes = " and ".join(str(len(column.problems)) for column in columns)

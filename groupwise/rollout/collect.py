@@ -1,7 +1,7 @@
 """From problems to groups of answers, and from answers to rewards."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -12,23 +12,16 @@ from groupwise.policy.prompts import decode_all
 from groupwise.rewards.base import Score, weighted
 from groupwise.rewards.length import overlong_penalty
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import Engine, wait_for
+from groupwise.rollout.engine import Engine
 from groupwise.rollout.noise import answer_key
 from groupwise.rollout.sampling import spread_temperatures
-from groupwise.tracking.activity import doing
-from groupwise.types import (
-    Completion,
-    Group,
-    Problem,
-    Request,
-    Sampling,
-)
+from groupwise.types import Completion, Group, Problem, Request, Sampling
 
 Prompted = tuple[Problem, tuple[int, ...]]
 """A problem and its prompt's tokens."""
 
 
-class Episodes(Protocol):
+class EpisodeSampler(Protocol):
     """What makes of an answer an episode with an environment (groupwise.environments)."""
 
     @property
@@ -66,55 +59,6 @@ class Rollout:
     """Groups of the step, where there are `places`."""
 
 
-def sample_groups(
-    problems: Sequence[Prompted],
-    engine: Engine,
-    policy: Policy,
-    sampling: Sampling,
-    *,
-    group_size: int,
-    seed: int,
-    step: int | str,
-    temperatures: tuple[float, float] | None = None,
-    episodes: Episodes | None = None,
-    what: str = "sampling",
-) -> list[Group]:
-    """`group_size` answers to each problem, for those who can wait for the last of them.
-
-    Progress is told as `what`.
-    """
-    done = 0
-
-    async def counted(work: Awaitable[Group]) -> Group:
-        nonlocal done
-        group = await work
-        done += 1
-        doing(what, done, len(problems))
-        return group
-
-    async def gather() -> list[Group]:
-        groups = (
-            sample_group(
-                prompted,
-                engine,
-                policy,
-                sampling,
-                group_size=group_size,
-                seed=seed,
-                step=step,
-                temperatures=temperatures,
-                episodes=episodes,
-            )
-            for prompted in problems
-        )
-        return list(await asyncio.gather(*map(counted, groups)))
-
-    groups = wait_for(gather())
-    if episodes is not None:
-        episodes.check(groups)
-    return groups
-
-
 async def sample_group(
     prompted: Prompted,
     engine: Engine,
@@ -125,7 +69,7 @@ async def sample_group(
     seed: int,
     step: int | str,
     temperatures: tuple[float, float] | None = None,
-    episodes: Episodes | None = None,
+    episodes: EpisodeSampler | None = None,
 ) -> Group:
     """`group_size` answers to one problem, decoded and not yet scored.
 
@@ -177,7 +121,7 @@ def score_groups(
     groups: Sequence[Group],
     scorer: Scorer,
     rollout: RolloutSettings,
-    episodes: Episodes | None = None,
+    episodes: EpisodeSampler | None = None,
 ) -> list[Group]:
     """Every reward on every answer, and their weighted sum; the soft length penalty is one more."""
     scores = scores_of(groups, scorer, episodes)
@@ -198,7 +142,7 @@ def score_groups(
 
 
 def scores_of(
-    groups: Sequence[Group], scorer: Scorer, episodes: Episodes | None = None
+    groups: Sequence[Group], scorer: Scorer, episodes: EpisodeSampler | None = None
 ) -> dict[str, list[Score]]:
     """Every reward on every answer, flat; None where rewards do not apply."""
     flat = [(group.problem, c) for group in groups for c in group.completions]
@@ -224,7 +168,7 @@ def _with_columns(problem: Problem, completion: Completion, ids: bool) -> Proble
 
 
 def reward_weights(
-    scorer: Scorer, rollout: RolloutSettings, episodes: Episodes | None = None
+    scorer: Scorer, rollout: RolloutSettings, episodes: EpisodeSampler | None = None
 ) -> dict[str, float]:
     weights = {reward.name: reward.weight for reward in scorer.rewards}
     weights |= episodes.reward_weights if episodes is not None else {}

@@ -15,7 +15,6 @@ from groupwise.config import Config
 from groupwise.errors import ConfigError, DataError
 from groupwise.load import Parts, load_parts
 from groupwise.rewards.base import weighted
-from groupwise.rollout.collect import sample_groups
 from groupwise.tracking.whole import write_whole
 from groupwise.types import Group
 
@@ -47,15 +46,13 @@ def write_pairs(
     if not 0 < low <= high:
         raise ConfigError(f"temperatures {low:g},{high:g}: give the lower one first, both above 0")
     with load_parts(config) as parts:
-        groups = sample_groups(
+        groups = parts.sample_groups(
             parts.problems["train"][:problems],
-            parts.engine,
-            parts.policy,
             config.rollout.sampling,
             group_size=2 * pairs,
-            seed=config.seed,
             step="pairs",
             temperatures=temperatures,
+            in_episodes=False,
         )
         scores = _scores(parts, groups, label)
     lines = []

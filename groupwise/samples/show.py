@@ -6,7 +6,7 @@ from groupwise.config import Config
 from groupwise.load import Parts, load_parts
 from groupwise.policy.prompts import prompt_tokens
 from groupwise.report.conversation import answer_text, answer_tokens
-from groupwise.rollout.collect import sample_groups, scores_of
+from groupwise.rollout.collect import scores_of
 from groupwise.tasks.base import Task
 from groupwise.tracking.console import console, printable, prompt_text
 from groupwise.types import Group, Problem, Sampling
@@ -36,15 +36,8 @@ def print_samples(config: Config, prompt: str | None, count: int, temperature: f
             problem = asked_as_trained(prompt, parts.task)
             problems = [(problem, prompt_tokens(problem, parts.policy.tokenizer))]
             group_size = count
-        groups = sample_groups(
-            problems,
-            parts.engine,
-            parts.policy,
-            sampling,
-            group_size=group_size,
-            seed=config.seed,
-            step="sample",
-            episodes=parts.episodes if prompt is None else None,
+        groups = parts.sample_groups(
+            problems, sampling, group_size=group_size, step="sample", in_episodes=prompt is None
         )
         for group in groups:
             _print_group(group, parts if prompt is None else None)

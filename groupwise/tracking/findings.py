@@ -6,14 +6,14 @@ import pathlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from groupwise.diagnose import Change, Finding
+from groupwise.diagnose import Finding, FindingChange
 
 log = logging.getLogger("groupwise")
 
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.WARNING}
 
 
-def note(changes: Iterable[Change], folder: pathlib.Path) -> None:
+def note(changes: Iterable[FindingChange], folder: pathlib.Path) -> None:
     """Say what appeared and what is gone, once each. What cannot be written stops no training."""
     for change in changes:
         line = {**asdict(change.finding), "step": change.step, "gone": change.gone}

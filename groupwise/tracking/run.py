@@ -98,11 +98,6 @@ class RunFolder:
         saved = sorted(self.checkpoints.glob("step-??????/model"))
         return [*saved, self.path / "model", self.path / "best"]
 
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None while there is training left to do."""
-        return read_summary(self.path)
-
     def _claim(self) -> None:
         """Take an empty folder, or one that the same config made; refuse any other.
 
@@ -111,7 +106,8 @@ class RunFolder:
         owned = self.path / "config.yaml"
         stored = _read_config(owned)
         begun = self._has_begun()
-        foreign = [] if begun else [p.name for p in self.path.iterdir() if not _is_own(p)]
+        names = [] if begun else [path.name for path in self.path.iterdir()]
+        foreign = [name for name in names if not OWN.fullmatch(name)]
         if foreign and not self._shared:
             raise RunFolderError(
                 f"{self.path} is not empty and is not a run folder (it holds {foreign[0]}); "
@@ -211,10 +207,6 @@ class RunFolder:
         write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
-def _is_own(path: pathlib.Path) -> bool:
-    return OWN.fullmatch(path.name) is not None
-
-
 def _locked(path: pathlib.Path) -> IO[bytes]:
     """The folder's lock, held until it is closed or this process ends."""
     try:
@@ -234,17 +226,22 @@ def restart(path: pathlib.Path) -> None:
         return
     with _locked(path):
         there = [p for p in path.iterdir() if p.name != ".lock" and not p.name.startswith(BEFORE)]
-        names = {p.name for p in there}
-        if not names & {"config.yaml", METRICS, "checkpoints"}:
-            return
-        number = 1
-        while (kept := path / f"{BEFORE}{number}").exists():
-            number += 1
-        with writing(kept):
-            kept.mkdir()
-            for entry in there:
-                os.replace(entry, kept / entry.name)
-        log.info("%s starts over; what was there is in %s", path, kept)
+        keep_earlier_run(path, there)
+
+
+def keep_earlier_run(path: pathlib.Path, entries: Sequence[pathlib.Path]) -> None:
+    """Move these entries of its folder into before-restart-1 (2, ...) inside it, if a run is
+    among them."""
+    if not {"config.yaml", METRICS, "checkpoints"} & {entry.name for entry in entries}:
+        return
+    number = 1
+    while (kept := path / f"{BEFORE}{number}").exists():
+        number += 1
+    with writing(kept):
+        kept.mkdir()
+        for entry in entries:
+            os.replace(entry, kept / entry.name)
+    log.info("%s starts over; what was there is in %s", path, kept)
 
 
 def cannot_go_on(path: pathlib.Path, reason: str) -> RunFolderError:
@@ -320,6 +317,7 @@ def _index_line(step: int, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None while there is training left to do."""
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text()) if path.is_file() else None

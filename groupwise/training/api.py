@@ -11,11 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from groupwise.config import Config
-from groupwise.diagnose import diagnose_outcome
+from groupwise.diagnose import Finding, diagnose_outcome
 from groupwise.distributed.join import joined
 from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.errors import ConfigError
+from groupwise.evaluate import evaluate
 from groupwise.extensions import load_object
 from groupwise.load import MakeEngine, Parts, describe, load_parts, make_reference
 from groupwise.objective.advantages import AdvantageEstimator
@@ -38,7 +39,7 @@ from groupwise.tracking.activity import listening
 from groupwise.tracking.base import Tracker, Trackers
 from groupwise.tracking.console import LiveConsole, console
 from groupwise.tracking.log_file import logging_to
-from groupwise.tracking.run import RunFolder, read_metrics
+from groupwise.tracking.run import RunFolder, read_metrics, read_summary
 from groupwise.tracking.services import Service, TensorBoard
 from groupwise.tracking.whole import link_equal_files, replace_folder, writing
 from groupwise.training.arguments import Given, arguments_of, check_kinds
@@ -129,7 +130,7 @@ def train_given(
             logging_to(run.path) if world.first else nullcontext(),
         ):
             stop.at_once = world.size == 1
-            finished = world.broadcast(run.summary)
+            finished = world.broadcast(read_summary(run.path))
             if finished is not None and finished["steps"] >= config.steps:
                 if world.first:
                     tell = log.info if quiet else _say
@@ -175,13 +176,11 @@ def run_to_the_end(
     state.publish(parts.engine)
     if not state.before:
         with _status("evaluating on the test problems, before training", quiet):
-            held_out = parts.evaluate("test")
+            held_out = evaluate(parts, "test")
         run.log_evaluation("before", held_out.problems)
         state.before = held_out.metrics
     first = state.optimizer.world.first
-    makers = _tracker_makers(config, run, state.step, quiet) if first else {}
-    if first:
-        makers |= {f"tracker {n}": (lambda t=t: t) for n, t in enumerate(own_trackers, start=1)}
+    makers = _tracker_makers(config, run, state.step, quiet, own_trackers) if first else {}
     trackers = Trackers(makers)
     stop.at_once = False
     try:
@@ -273,36 +272,16 @@ def finish(
     config = parts.config
     save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
     with _status("evaluating on the test problems, after training", quiet):
-        held_out = parts.evaluate("test")
+        held_out = evaluate(parts, "test")
     after = held_out.metrics
     if not state.optimizer.world.first:
         join_save(state)
         return Result(run.path, {"before": state.before, "after": after, "steps": state.step})
     run.log_evaluation("after", held_out.problems)
-    steps = read_metrics(run.path)
-    findings = diagnose_outcome(steps, state.before, after, config)
-    summary = {
-        "status": "finished" if stopped is None else f"stopped: {stopped}",
-        "steps": state.step,
-        "seconds": state.seconds,
-        "before": state.before,
-        "after": after,
-        "findings": [asdict(finding) for finding in findings],
-    }
-
-    def write(folder: pathlib.Path) -> None:
-        save_model(state, folder)
-        (folder / "README.md").write_text(model_card(config, summary), encoding="utf-8")
-
-    replace_folder(run.path / "model", write)
-    with writing(run.path):
-        if steps:
-            save_curve(steps, run.path / "reward.png", state.before)
-        write_report(run.path, summary)
-        save_before_after(state.before, after, run.path / "eval" / "before_after.md")
-    run.write_summary(summary)
-    link_equal_files(run.weight_folders())
+    status = "finished" if stopped is None else f"stopped: {stopped}"
+    summary, findings = write_results(run, state, after, status)
     if not quiet:
+        steps = read_metrics(run.path)
         if steps and not console.is_jupyter:  # there the result shows a better one
             print_curve([line["reward"] for line in steps])
         title = f"{parts.task.name}: {after['problems']:.0f} test problems"
@@ -316,6 +295,41 @@ def finish(
         )
         _say(f"look at it:  groupwise view {run.path}")
     return Result(run.path, summary, _trained_in_place(parts, state))
+
+
+def write_results(
+    run: RunFolder, state: TrainState, after: dict[str, float], status: str
+) -> tuple[dict[str, Any], list[Finding]]:
+    """The model, the curve, the report and the summary; and what was wrong at the end.
+
+    Only a run that was evaluated before too has a model card and a table of before and after.
+    """
+    steps = read_metrics(run.path)
+    findings = diagnose_outcome(steps, state.before, after, run.config)
+    summary: dict[str, Any] = {
+        "status": status,
+        "steps": state.step,
+        "seconds": state.seconds,
+        "before": state.before,
+        "after": after,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+    def write(folder: pathlib.Path) -> None:
+        save_model(state, folder)
+        if state.before:
+            (folder / "README.md").write_text(model_card(run.config, summary), encoding="utf-8")
+
+    replace_folder(run.path / "model", write)
+    with writing(run.path):
+        if steps:
+            save_curve(steps, run.path / "reward.png", state.before)
+        write_report(run.path, summary)
+        if state.before:
+            save_before_after(state.before, after, run.path / "eval" / "before_after.md")
+    run.write_summary(summary)
+    link_equal_files(run.weight_folders())
+    return summary, findings
 
 
 def _trained_in_place(parts: Parts, state: TrainState) -> ModelInMemory | None:
@@ -359,10 +373,13 @@ def check_plan(config: Config) -> None:
 
 
 def _tracker_makers(
-    config: Config, run: RunFolder, step: int, quiet: bool
+    config: Config, run: RunFolder, step: int, quiet: bool, own: Sequence[Tracker]
 ) -> dict[str, Callable[[], Tracker]]:
     tracking = config.tracking
-    makers: dict[str, Callable[[], Tracker]] = {}
+    makers: dict[str, Callable[[], Tracker]] = {
+        f"tracker {number}": lambda tracker=tracker: tracker
+        for number, tracker in enumerate(own, start=1)
+    }
     if not quiet:
         makers["console"] = lambda: LiveConsole(config.steps, step)
     if tracking.tensorboard:

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from groupwise.distributed.world import World
 from groupwise.errors import RunFolderError
@@ -43,6 +42,7 @@ from groupwise.training.damage import (
     saved_contents,
     sealed,
 )
+from groupwise.training.optim import full_tensor
 from groupwise.training.save_streamed import save_streamed
 from groupwise.training.state import TrainState
 
@@ -92,7 +92,7 @@ def own_tensors(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor
     """Those that this rank writes. Each is put together in turn, and kept by one rank only."""
     mine: dict[str, Tensor] = {}
     for index, (name, tensor) in enumerate(tensors.items()):
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        whole = full_tensor(tensor)
         if index % world.size == world.rank:
             mine[name] = whole.detach().cpu().contiguous()
     return mine
@@ -112,9 +112,9 @@ def _write_beside(tensors: dict[str, Tensor], path: pathlib.Path, world: World) 
 
 
 def _check_all(world: World, problem: str | None) -> None:
-    found = next(filter(None, world.gather(problem)), None)
-    if found is not None:
-        raise OSError(found) if world.first else RunFolderError(found)
+    first = next(filter(None, world.gather(problem)), None)
+    if first is not None:
+        raise OSError(first) if world.first else RunFolderError(first)
 
 
 def save_model(state: TrainState, folder: pathlib.Path) -> None:

@@ -39,7 +39,7 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
     """
     prompts, world = parts.config.batch.prompts, parts.world
     budget = max(int(parts.config.rollout.max_draws * prompts), prompts)
-    problems, answering = _problems(parts, cursor), Answering(parts)
+    problems, answering = next_problems(parts, cursor), Answering(parts)
     groups: dict[int, Group] = {}
     running: list[asyncio.Task[tuple[int, Group]]] = []
     drawn = flat = 0
@@ -80,7 +80,7 @@ def _chosen(spread: list[tuple[int, bool]], prompts: int) -> list[int]:
     return useful + flat[len(flat) - (prompts - len(useful)) :]
 
 
-def _problems(parts: Parts, cursor: int) -> Iterator[Prompted]:
+def next_problems(parts: Parts, cursor: int) -> Iterator[Prompted]:
     """From `cursor` on. A problem that a step draws again is marked: it gets other answers."""
     times_drawn = Counter[str]()
     while True:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any
 
-from groupwise.evaluate import Evaluation
+from groupwise.evaluate import Evaluation, evaluate_here
 from groupwise.load import Parts
 from groupwise.tracking.run import RunFolder
 from groupwise.tracking.whole import remove, replace_folder
@@ -84,7 +84,7 @@ class Evaluations:
     def _begin(self) -> None:
         parts = self.parts
         self._step = self.state.step
-        self._running = self.rollouts.beside(lambda: asdict(parts.evaluate_here("validation")))
+        self._running = self.rollouts.beside(lambda: asdict(evaluate_here(parts, "validation")))
         self._is_kept = not self.world.broadcast(self._running.done())
         if self._is_kept:
             self._save(self._candidate)

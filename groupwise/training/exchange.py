@@ -4,7 +4,6 @@ Tokens and log-probs stay with the rank that learns from a group. They travel on
 samples for all (to whoever learns from them), and to rank 0 when it writes them down.
 """
 
-import itertools
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from groupwise.batch import Batch
+from groupwise.batch import Batch, minibatch_bounds
 from groupwise.distributed.world import World, even_shares
 from groupwise.objective.advantages import GroupRewards
 from groupwise.objective.assign import assign_advantages
@@ -107,12 +106,6 @@ def own_share(rollout: Rollout, world: World) -> Rollout:
     places = tuple(range(len(rollout.groups))[world.rank :: world.size])
     groups = [rollout.groups[place] for place in places]
     return Rollout(groups, rollout.drawn, places, len(rollout.groups))
-
-
-def minibatch_bounds(groups: int, minibatches: int) -> list[tuple[int, int]]:
-    """Where each optimizer step's run of neighbouring groups begins and ends."""
-    bounds = [round(i * groups / minibatches) for i in range(minibatches + 1)]
-    return list(itertools.pairwise(bounds))
 
 
 def token_count(group: Group) -> int:

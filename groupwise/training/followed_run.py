@@ -7,7 +7,6 @@ from typing import Any
 from groupwise.config import Config
 from groupwise.distributed.world import World
 from groupwise.tracking.run import RunFolder
-from groupwise.types import Group
 
 
 def open_run(folder: pathlib.Path, config: Config, world: World) -> RunFolder:
@@ -28,10 +27,4 @@ class FollowedRun(RunFolder):
 
     def rewind(self, step: int, logged: int | None = None) -> None: ...
 
-    def log_metrics(self, metrics: Mapping[str, float]) -> None: ...
-
-    def log_rollouts(self, step: int, groups: Sequence[Group]) -> None: ...
-
     def log_evaluation(self, moment: str, problems: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None: ...

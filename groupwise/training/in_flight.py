@@ -29,7 +29,7 @@ from groupwise.types import Completion, Group
 
 
 @dataclass
-class Growing:
+class GroupInFlight:
     """A group that is being sampled, by weights of this version or later ones."""
 
     task: "asyncio.Task[None]"
@@ -63,7 +63,7 @@ class RolloutsInFlight:
         self._complete = {p: g for p, g in state.complete.items() if self._mine(p)}
         self._again = sorted(p for p in state.open if self._mine(p))
         self._next = state.cursor + (world.rank - state.cursor) % self._size
-        self._growing: dict[int, Growing] = {}
+        self._growing: dict[int, GroupInFlight] = {}
         self._answering = Answering(parts)
         self._handed: tuple[int, list[tuple[str, Tensor]]] | None = None
         self._version = -1
@@ -219,7 +219,7 @@ class RolloutsInFlight:
                 else:
                     position, self._next = self._next, self._next + self._size
                 task = self.engine.loop.create_task(self._sample(position))
-                self._growing[position] = Growing(task, self._version)
+                self._growing[position] = GroupInFlight(task, self._version)
 
     async def _sample(self, position: int) -> None:
         train, seed = self.parts.problems["train"], self.parts.config.seed

@@ -18,9 +18,8 @@ def rollout_metrics(
     """spread/NAME is a reward's part in the spread within groups, weight included; varied/NAME
     the share of groups in which it differs between answers. Each rank has its own groups.
     """
-    means = world.means(_rollout_values(groups, weights))
     lengths = [len(c.tokens) for group in groups for c in group.completions]
-    metrics = means | {
+    metrics = world.means(_rollout_values(groups, weights)) | {
         "tokens_max": float(world.max(max(lengths, default=0))),
         "problems_drawn": float(drawn),
         "memory_gb": memory_gb(),
@@ -38,7 +37,7 @@ def _rollout_values(
     rewards = [reward for group in groups for reward in group.rewards if reward is not None]
     values = {
         "reward": rewards,
-        "reward_std": [_std([r for r in g.rewards if r is not None]) for g in groups],
+        "reward_std": [std([r for r in g.rewards if r is not None]) for g in groups],
         "no_spread": [float(not group.has_spread) for group in groups],
         "truncated": [float(completion.truncated) for completion in completions],
         "tokens": [float(len(completion.tokens)) for completion in completions],
@@ -47,7 +46,7 @@ def _rollout_values(
         known = [[score for score in g.scores[name] if score is not None] for g in groups]
         weight = abs(weights.get(name, 1.0))
         values[f"rewards/{name}"] = [score for scores in known for score in scores]
-        values[f"spread/{name}"] = [weight * _std(scores) for scores in known]
+        values[f"spread/{name}"] = [weight * std(scores) for scores in known]
         values[f"varied/{name}"] = [float(len(set(scores)) > 1) for scores in known]
     return values
 
@@ -92,15 +91,19 @@ def update_metrics(
     totals: Metrics, norms: Sequence[float], lr: float, scale: LossScale | None
 ) -> dict[str, float]:
     """Means over the optimizer steps of one rollout."""
-    means = {name: (s / c.clamp(min=1e-12)).item() for name, (s, c) in totals.items()}
+    metrics = means(totals)
     if not norms:
-        return {"loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "updates": 0, "skipped": 0, **means}
+        return {"loss": 0.0, "grad_norm": 0.0, "lr": 0.0, "updates": 0, "skipped": 0, **metrics}
     taken = [norm for norm in norms if math.isfinite(norm)]
     skipped = len(norms) - len(taken)
     if scale is not None:
-        means["loss_scale"] = scale.value
+        metrics["loss_scale"] = scale.value
     norm = sum(taken) / len(taken) if taken else norms[0]
-    return {"grad_norm": norm, "lr": lr, "updates": len(taken), "skipped": skipped, **means}
+    return {"grad_norm": norm, "lr": lr, "updates": len(taken), "skipped": skipped, **metrics}
+
+
+def means(totals: Metrics) -> dict[str, float]:
+    return {name: (s / c.clamp(min=1e-12)).item() for name, (s, c) in totals.items()}
 
 
 def memory_gb() -> float:
@@ -113,12 +116,12 @@ def memory_gb() -> float:
     return peak / (1e9 if sys.platform == "darwin" else 1e6)  # bytes there, kilobytes here
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _std(values: Sequence[float]) -> float:
+def std(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
-    mean = _mean(values)
-    return (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    middle = mean(values)
+    return (sum((v - middle) ** 2 for v in values) / (len(values) - 1)) ** 0.5

@@ -145,7 +145,7 @@ class Optimizer:
                 if master.grad is not None:
                     master.grad /= self.loss_scale
         grads = [master.grad for master in self.masters.values() if master.grad is not None]
-        norm = _full_tensor(nn.utils.get_total_norm(grads))
+        norm = full_tensor(nn.utils.get_total_norm(grads))
         nn.utils.clip_grads_with_norm_(self.masters.values(), self.settings.clip_norm, norm)
         finite = bool(torch.isfinite(norm))
         if finite:  # else one bad batch would leave NaN in the weights
@@ -190,7 +190,7 @@ class Optimizer:
     @torch.no_grad()
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.weights.items():
-            yield name, _full_tensor(weight.detach()).to(self.computed_in)
+            yield name, full_tensor(weight.detach()).to(self.computed_in)
 
     def state(self) -> dict[str, Tensor]:
         """Moments, counts, masters and loss scale by parameter name, fit for safetensors.
@@ -241,7 +241,7 @@ def copy_weights(model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> Non
         copy_into(full, weights)
 
 
-def _full_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -6,7 +6,7 @@ storage that all machines share: when a worker is lost Ray ends the others and s
 anew, and `train()` goes on from the last checkpoint in that folder, exactly. Ray's own checkpoints
 are not used.
 
-What a user can fix must not be tried again: the worker that finds it leaves word with `Verdict`,
+What a user can fix must not be tried again: the worker that finds it leaves word with `FirstError`,
 an actor, and workers that are started after that end at once.
 """
 
@@ -25,7 +25,7 @@ PROBE = 10.0
 """Seconds that a cluster may take to answer."""
 
 
-class Verdict:
+class FirstError:
     """Lives in a process of its own in the cluster, as long as the job."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def train_on_ray(
     out = pathlib.Path(folder).absolute()
     count, needs = workers or config.ray.workers, resources(config, ray.cluster_resources())
     check_room(count, needs, ray.cluster_resources())
-    verdict = ray.remote(num_cpus=0)(Verdict).remote()
+    first_error = ray.remote(num_cpus=0)(FirstError).remote()
     on_gpu = needs.get("GPU", 0) > 0
     trainer = TorchTrainer(
         rank,
@@ -60,7 +60,7 @@ def train_on_ray(
             "folder": str(out),
             "home": os.getcwd(),
             "quiet": quiet,
-            "verdict": verdict,
+            "first_error": first_error,
         },
         scaling_config=ScalingConfig(
             num_workers=count, use_gpu=on_gpu, resources_per_worker=dict(needs)
@@ -80,7 +80,7 @@ def train_on_ray(
         trainer.fit()
     except ray.train.TrainingFailedError as error:
         failure = error
-    said = ray.get(verdict.read.remote())
+    said = ray.get(first_error.read.remote())
     if said is not None:
         raise GroupwiseError(said)
     if failure is not None:
@@ -100,15 +100,15 @@ def rank(settings: Mapping[str, Any]) -> None:
 
     from groupwise.training.api import train
 
-    verdict = settings["verdict"]
-    if ray.get(verdict.read.remote()) is not None:
+    first_error = settings["first_error"]
+    if ray.get(first_error.read.remote()) is not None:
         return
     try:
         _enter(settings["home"])
         config = Config.model_validate(settings["config"])
         train(config, settings["folder"], quiet=settings["quiet"])
     except GroupwiseError as error:
-        ray.get(verdict.put.remote(str(error)))
+        ray.get(first_error.put.remote(str(error)))
         raise
 
 

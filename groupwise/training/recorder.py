@@ -23,7 +23,7 @@ class Update:
     entropy_weight: float
     loss: float | None = 0.0
     grad_norm: float | None = 0.0
-    lr: float | None = 0.0
+    lr: float | None = None
 
     @property
     def computed(self) -> list[int]:
@@ -33,18 +33,25 @@ class Update:
 
 
 class Recorder:
-    """Give it to `grpo_step` or `learn`: afterwards it has their optimizer steps, in CPU memory."""
+    """Give it to `grpo_step` or `learn`: afterwards it has their optimizer steps, in CPU memory.
 
-    def __init__(self) -> None:
+    `tokens=False`: what each came to, without the log-probs of its tokens.
+    """
+
+    def __init__(self, *, tokens: bool = True) -> None:
+        self.tokens = tokens
         self.updates: list[Update] = []
 
     def begin(self, batch: Batch, entropy_weight: float) -> None:
-        batch = batch.to(torch.device("cpu"), non_blocking=False)
+        if self.tokens:
+            batch = batch.to(torch.device("cpu"), non_blocking=False)
         nothing_BT = torch.full(batch.mask_BT.shape, math.nan)
         self.updates.append(Update(batch, nothing_BT, nothing_BT.clone(), entropy_weight))
 
     def microbatch(self, lines: Tensor, logprobs_BT: Tensor, entropies_BT: Tensor) -> None:
         """What was computed for these lines of the optimizer step's batch."""
+        if not self.tokens:
+            return
         width = logprobs_BT.shape[1]
         self.updates[-1].logprobs_BT[lines, :width] = logprobs_BT.detach().float().cpu()
         self.updates[-1].entropies_BT[lines, :width] = entropies_BT.detach().float().cpu()

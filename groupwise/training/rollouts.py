@@ -13,12 +13,13 @@ with a step's answers, so they change nothing in a run.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_until_done
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from groupwise.training.in_flight import RolloutsInFlight
 from groupwise.training.state import TrainState
 
 Weights = list[tuple[str, Tensor]]
-Collect = Callable[[int, int], Awaitable[Rollout]]
+Collect = Callable[[int, int], Coroutine[Any, Any, Rollout]]
 """collect(step, cursor): the scored groups of a step, with problems from `cursor` on."""
 Work = Callable[[], Any]
 
@@ -70,10 +71,7 @@ def rollouts_for(parts: Parts, state: TrainState) -> Rollouts:
     state.pending = [own_share(rollout, parts.world) for rollout in state.pending]
     # The ranks that sample together, as they talk in this thread.
     world = replace(parts.world, group=state.optimizer.world.group)
-
-    async def collect(step: int, cursor: int) -> Rollout:
-        return await collect_step(parts, step, cursor)
-
+    collect = partial(collect_step, parts)
     if timing.kind == "in_turn":
         return RolloutsInTurn(state, parts.engine, collect, elsewhere=config.place.kind != "here")
     assert thread is not None
@@ -98,14 +96,11 @@ class RolloutsInTurn:
         self.follow()
 
     def take(self) -> Rollout:
-        if self.state.pending:
-            rollout = self.state.pending.pop(0)
+        state = self.state
+        if state.pending:
+            rollout = state.pending.pop(0)
         else:
-
-            async def collected() -> Rollout:
-                return await self.collect(self.state.step, self.state.cursor)
-
-            rollout = wait_for(collected())
+            rollout = wait_for(self.collect(state.step, state.cursor))
         self._free.set()
         return rollout
 
@@ -214,8 +209,8 @@ class RolloutsAhead:
     def take(self) -> Rollout:
         with phase("generate"), self._changed:
             self._changed.wait_for(lambda: self.state.pending or self._error)
-            if not self.state.pending:
-                self._fail()
+            if self._error and not self.state.pending:
+                raise self._error
             return self.state.pending.pop(0)
 
     def follow(self) -> None:
@@ -241,7 +236,7 @@ class RolloutsAhead:
             self._until = until
             self._changed.wait_for(lambda: self._error or not (self._busy or self._owes()))
             if self._error:
-                self._fail()
+                raise self._error
         try:
             yield
         finally:
@@ -344,10 +339,6 @@ class RolloutsAhead:
             self._cursor += rollout.drawn
             self._next += 1
             self._busy = False
-
-    def _fail(self) -> NoReturn:
-        assert self._error is not None
-        raise self._error
 
 
 def copied(weights: Iterator[tuple[str, Tensor]]) -> Weights:

@@ -47,10 +47,9 @@ class StopRequest:
 
         One that arrives while they ask is not known to all of them: it stays for the next place.
         """
-        found = next(filter(None, world.gather(self.requested)), None)
-        if found is not None:
-            self.requested = found
-        return found
+        signaled = next(filter(None, world.gather(self.requested)), None)
+        self.requested = signaled or self.requested
+        return signaled
 
     def _keep(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Python drops what is raised in `__del__` and the like: such a signal asks to stop."""

@@ -17,7 +17,7 @@ from transformers.trainer_callback import CallbackHandler, ExportableState
 from groupwise.trl.config import GRPOConfig
 
 
-class Callbacks:
+class TrainerCallbacks:
     """`callbacks("on_step_end")` calls them all; `control` has what they want."""
 
     def __init__(

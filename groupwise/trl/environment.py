@@ -109,7 +109,7 @@ def _checked(instance: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Environments:
+class EnvironmentArguments:
     factory: EnvironmentFactory | None = None
     factories: Any = None
     """`environment_factory` as it was given."""
@@ -120,7 +120,7 @@ class Environments:
     """All that a model may call."""
 
     @classmethod
-    def of(cls, factories: Any, tools: Sequence[Tool], args: GRPOConfig) -> "Environments":
+    def of(cls, factories: Any, tools: Sequence[Tool], args: GRPOConfig) -> "EnvironmentArguments":
         if factories is None and not tools:
             return cls()
         turns, limit = args.max_tool_calling_iterations, args.max_completion_length or 1

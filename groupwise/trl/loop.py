@@ -8,7 +8,6 @@ from, and what they ask for (an evaluation, a checkpoint, to stop) is done then.
 from functools import partial
 from typing import Any
 
-from groupwise.batch import Batch
 from groupwise.diagnose import Watch
 from groupwise.errors import Interrupted
 from groupwise.load import Parts
@@ -17,30 +16,13 @@ from groupwise.tracking.run import RunFolder, read_metrics
 from groupwise.training.checkpoint import save_checkpoint
 from groupwise.training.clock import Clock, phase
 from groupwise.training.loop import log_rollouts, log_step, metrics_line
-from groupwise.training.recorder import Recorder
+from groupwise.training.recorder import Recorder, Update
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
 from groupwise.training.step import Step, grpo_step
 from groupwise.trl.folder import link_checkpoints
 from groupwise.trl.metrics import answer_metrics, token_count, update_metrics
 from groupwise.trl.rollout import entropy_weight, sample_rollout
-
-
-class Losses(Recorder):
-    """Loss, gradient norm and learning rate of each optimizer step; nothing of their batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[tuple[float, float, float | None]] = []
-
-    def begin(self, batch: Batch, entropy_weight: float) -> None:
-        self.steps.append((0.0, 0.0, None))
-
-    def microbatch(self, lines: Any, logprobs_BT: Any, entropies_BT: Any) -> None:
-        """Nothing is kept of it."""
-
-    def end(self, loss: float, grad_norm: float, lr: float) -> None:
-        self.steps[-1] = (loss, grad_norm, lr)
 
 
 class Training:
@@ -79,9 +61,9 @@ class Training:
 
     def _step(self) -> None:
         self.callbacks("on_step_begin")
-        losses = Losses()
+        recorder = Recorder(tokens=False)
         with Clock() as clock:
-            step = grpo_step(self.parts, self.state, self.sample, losses)
+            step = grpo_step(self.parts, self.state, self.sample, recorder)
             self.state.seconds += clock.total
             line = metrics_line(step, clock, self.parts, self.state)
         trainer = self.trainer
@@ -89,7 +71,7 @@ class Training:
         trainer.add_metrics("train", {"step_time": clock.total})
         trainer.keep_answers(step.batch.groups)
         trainer.state.num_input_tokens_seen += token_count(step.batch.groups)
-        wanted = [self._update(step, losses.steps, number) for number in range(self.length.updates)]
+        wanted = [self._update(step, *numbered) for numbered in enumerate(recorder.updates)]
         if any(evaluate for evaluate, _ in wanted):
             line |= {f"eval/{name}": value for name, value in self._evaluate().items()}
         log_rollouts(step, self.state, self.run)
@@ -97,14 +79,12 @@ class Training:
         if any(save for _, save in wanted):
             self.save()
 
-    def _update(
-        self, step: Step, losses: list[tuple[float, float, float | None]], number: int
-    ) -> tuple[bool, bool]:
+    def _update(self, step: Step, number: int, update: Update) -> tuple[bool, bool]:
         """Tell callbacks of one optimizer step; whether they want an evaluation, a checkpoint."""
         callbacks, state = self.callbacks, self.trainer.state
         if number:
             callbacks("on_step_begin")
-        loss, norm, lr = losses[number] if number < len(losses) else (0.0, 0.0, None)
+        loss, norm, lr = update.loss or 0.0, update.grad_norm, update.lr
         callbacks("on_pre_optimizer_step")
         callbacks("on_optimizer_step")
         state.global_step += 1

@@ -4,13 +4,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from groupwise.training.metrics import mean, std
 from groupwise.types import Completion, Group
 
 FAILED_CALL = "error: "
 """How the reply to a tool call begins that could not be read, made, or ended."""
 
 
-class MetricLog:
+class MetricMeans:
     """Values between two logs, by name; a log has their means."""
 
     def __init__(self) -> None:
@@ -36,20 +37,20 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
     lengths = [float(sum(c.episode.turns) if c.episode else c.length) for c in answers]
     whole = [n for n, c in zip(lengths, answers, strict=True) if not c.truncated] or [0.0]
     metrics: dict[str, float | None] = {
-        "completions/clipped_ratio": _mean([float(c.truncated) for c in answers])
+        "completions/clipped_ratio": mean([float(c.truncated) for c in answers])
     }
     for kind, values in (("length", lengths), ("terminated_length", whole)):
-        metrics[f"completions/mean_{kind}"] = _mean(values)
+        metrics[f"completions/mean_{kind}"] = mean(values)
         metrics[f"completions/min_{kind}"] = min(values)
         metrics[f"completions/max_{kind}"] = max(values)
     for name in groups[0].scores:
         scores = [s for group in groups for s in group.scores[name] if s is not None]
-        metrics[f"rewards/{name}/mean"] = _mean(scores) if scores else None
-        metrics[f"rewards/{name}/std"] = _std(scores) if scores else None
+        metrics[f"rewards/{name}/mean"] = mean(scores) if scores else None
+        metrics[f"rewards/{name}/std"] = std(scores) if scores else None
     rewards = [r for group in groups for r in group.rewards if r is not None]
-    metrics["reward"] = _mean(rewards) if rewards else None
-    metrics["reward_std"] = _std(rewards) if rewards else None
-    metrics["frac_reward_zero_std"] = _mean([float(not group.has_spread) for group in groups])
+    metrics["reward"] = mean(rewards) if rewards else None
+    metrics["reward_std"] = std(rewards) if rewards else None
+    metrics["frac_reward_zero_std"] = mean([float(not group.has_spread) for group in groups])
     return metrics | _tool_metrics(answers)
 
 
@@ -92,14 +93,3 @@ def update_metrics(step: Mapping[str, float], entropy_weight: float | None) -> d
 def token_count(groups: Sequence[Group]) -> int:
     """Tokens of prompts and answers, a prompt counted for each of its answers."""
     return sum(len(g.prompt_tokens) + len(c.tokens) for g in groups for c in g.completions)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _std(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5

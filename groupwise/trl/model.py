@@ -13,8 +13,7 @@ from transformers.utils import logging
 
 from groupwise.compat.transformers import model_id
 from groupwise.errors import ConfigError, ModelError, type_name
-from groupwise.policy.activations import checkpoint_activations
-from groupwise.policy.adapters import Adapter
+from groupwise.policy.adapters import Adapter, in_precision
 from groupwise.policy.load import make_policy, pick_device, pick_dtype
 from groupwise.policy.policy import Policy
 from groupwise.policy.pretrained import from_pretrained
@@ -111,8 +110,7 @@ def make_trained_policy(model: Any, tokenizer: Any, args: GRPOConfig, peft_confi
         adapter = Adapter(wrapped, starts_as_base=True)
     base: Any = model if adapter is None else adapter.peft.get_base_model()
     if adapter is not None and _is_quantized(base):
-        for weight in adapter.weights().values():
-            weight.data = weight.data.to(dtype_of(args))
+        in_precision(adapter, dtype_of(args))
     elif adapter is None and _is_quantized(base):
         raise ConfigError("quantized weights cannot be trained: give a peft_config as well")
     if args.disable_dropout:
@@ -125,9 +123,7 @@ def make_trained_policy(model: Any, tokenizer: Any, args: GRPOConfig, peft_confi
             "products are summed in fp32; train in fp32 (bf16=False), or leave it out"
         )
     base.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if args.gradient_checkpointing:
-        checkpoint_activations(base, offload=False)
-    return make_policy(base, tokenizer, "auto", adapter)
+    return make_policy(base, tokenizer, "auto", adapter, args.gradient_checkpointing)
 
 
 def _is_quantized(model: Any) -> bool:

@@ -1,6 +1,7 @@
 """What a trainer tells and keeps: logs, the best model, folders, the hub, callbacks."""
 
 import pathlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,18 +10,21 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import log_metrics, metrics_format, save_metrics, save_state
 
 from groupwise.errors import ConfigError
+from groupwise.interop.folder import push_model
 from groupwise.tracking.run import RunFolder
 from groupwise.tracking.whole import replace_folder
 from groupwise.training.checkpoint import save_model
 from groupwise.training.state import TrainState
-from groupwise.trl.callbacks import Callbacks
+from groupwise.trl.callbacks import TrainerCallbacks
 from groupwise.trl.config import GRPOConfig
 from groupwise.trl.environment import Pool
 from groupwise.trl.formulas import Formulas
-from groupwise.trl.hub import push_folder
-from groupwise.trl.metrics import MetricLog
+from groupwise.trl.metrics import MetricMeans
 from groupwise.trl.table import AnswerTable
 from groupwise.types import Group
+
+CARD = ("dataset_name", "model_name", "tags", "language", "license", "finetuned_from", "tasks")
+"""What TRL's push_to_hub writes into a model card. Ours is not written from them."""
 
 
 class Reporting(Formulas):
@@ -29,11 +33,11 @@ class Reporting(Formulas):
     args: GRPOConfig
     model: Any
     processing_class: Any
-    callbacks: Callbacks
+    callbacks: TrainerCallbacks
     accelerator: Any
     answers: AnswerTable
     pool: Pool | None
-    _metrics: dict[str, MetricLog]
+    _metrics: dict[str, MetricMeans]
     _mode = "train"
 
     @property
@@ -95,9 +99,24 @@ class Reporting(Formulas):
         self.processing_class.save_pretrained(folder)
         torch.save(self.args.to_dict(), folder / "training_args.bin")
 
-    def push_to_hub(self, commit_message: str = "End of training", **options: Any) -> str:
+    def push_to_hub(
+        self, commit_message: str = "End of training", blocking: bool = True,
+        token: str | None = None, revision: str | None = None, **more: Any,
+    ) -> str:  # fmt: skip
         """The model to `args.hub_model_id`, or to a repository named like the output folder."""
-        return push_folder(self, commit_message, **options)
+        unknown = [name for name in more if name not in CARD]
+        if unknown:
+            raise ConfigError(f"push_to_hub has no argument {unknown[0]!r}")
+        args = self.args
+        repository = args.hub_model_id or pathlib.Path(args.output_dir or "model").resolve().name
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_model(folder)
+            return push_model(
+                pathlib.Path(folder), repository,
+                private=args.hub_private_repo, token=token or args.hub_token,
+                message=commit_message, revision=revision or args.hub_revision,
+                ignore_patterns=["training_args.bin"],
+            )  # fmt: skip
 
     def end(self) -> None:
         """What transformers' scripts call last. One process has no group to leave."""

@@ -4,9 +4,10 @@ They run in this process, as in TRL: they see the script's variables, and `train
 `log_extra` and `log_metric` are theirs to use.
 """
 
+import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +117,8 @@ def as_rewards(
         if isinstance(function, nn.Module):
             tokenizer = rewards.processing_classes[index]
             called = _model_reward(function, tokenizer, template_arguments)
-        elif _is_async(function):
-            called = _async_function(function, offered)
         else:
-            called = _function(function, offered)
+            called = _function_reward(function, offered)
         made.append(Reward(name, called, rewards.weights[index]))
     return made
 
@@ -142,35 +141,31 @@ def _arguments(
 
 def _scores(returned: Any) -> Any:
     """NaN says "does not apply", as None does."""
-    if not isinstance(returned, list | tuple | torch.Tensor):
+    if isinstance(returned, torch.Tensor):
+        returned = returned.tolist()
+    if not isinstance(returned, list | tuple):
         return returned
-    return [None if isinstance(v, float) and math.isnan(v) else v for v in _items(returned)]
+    return [None if isinstance(v, float) and math.isnan(v) else v for v in returned]
 
 
-def _items(returned: Any) -> Sequence[Any]:
-    return returned.tolist() if isinstance(returned, torch.Tensor) else returned
+def _function_reward(function: Callable[..., Any], offered: Offered) -> Callable[..., Any]:
+    """A coroutine function where the function is one."""
 
-
-def _function(function: Callable[..., Any], offered: Offered) -> Callable[..., Any]:
-    def reward(
+    def call(
         prompts: list[Any], completions: list[Any], completion_ids: Any = None, **columns: Any
     ) -> Any:
         given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        return _scores(function(**_arguments(function, given | columns, offered(len(prompts)))))
+        return function(**_arguments(function, given | columns, offered(len(prompts))))
 
-    return reward
+    @functools.wraps(call)
+    def reward(*args: Any, **given: Any) -> Any:
+        return _scores(call(*args, **given))
 
+    @functools.wraps(call)
+    async def async_reward(*args: Any, **given: Any) -> Any:
+        return _scores(await call(*args, **given))
 
-def _async_function(function: Callable[..., Any], offered: Offered) -> Callable[..., Any]:
-    async def reward(
-        prompts: list[Any], completions: list[Any], completion_ids: Any = None, **columns: Any
-    ) -> Any:
-        given = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-        return _scores(
-            await function(**_arguments(function, given | columns, offered(len(prompts))))
-        )
-
-    return reward
+    return async_reward if _is_async(function) else reward
 
 
 def _model_reward(

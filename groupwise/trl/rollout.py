@@ -5,23 +5,24 @@ on seeing all answers of a rollout in one call.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import torch
 
 from groupwise.config import Config
 from groupwise.load import Parts
 from groupwise.objective.assign import assign_advantages
-from groupwise.objective.loss import policy_loss
+from groupwise.objective.loss import Metrics, policy_loss
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.packing import microbatches
 from groupwise.policy.reference import KLReference
-from groupwise.rollout.collect import Prompted, Rollout, sample_groups, score_groups
+from groupwise.rollout.collect import Prompted, Rollout
 from groupwise.training.clock import phase
-from groupwise.training.sampler import draw
+from groupwise.training.collect import next_problems
+from groupwise.training.metrics import add_metrics, means
 from groupwise.training.state import TrainState
 from groupwise.training.update import rollout_batch
 from groupwise.trl.environment import Pool
@@ -34,14 +35,9 @@ def sample_rollout(parts: Parts, state: TrainState, pool: Pool | None = None) ->
     """The scored groups of the step that comes next, by the policy's present weights."""
     state.publish(parts.engine)
     config = parts.config
-    drawn = draw(parts.problems["train"], state.cursor, config.batch.prompts, config.seed)
-    seen = Counter[str]()
-    prompted: list[Prompted] = []
-    for problem, tokens in drawn:
-        prompted.append((replace(problem, occurrence=seen[problem.id]), tokens))
-        seen[problem.id] += 1
+    prompted = list(islice(next_problems(parts, state.cursor), config.batch.prompts))
     groups = sampled_groups(parts, prompted, config.batch.group_size, state.step, pool)
-    return Rollout(groups, len(drawn))
+    return Rollout(groups, len(prompted))
 
 
 def sampled_groups(
@@ -51,24 +47,15 @@ def sampled_groups(
     step: int | str,
     pool: Pool | None,
 ) -> list[Group]:
-    config = parts.config
     if pool is not None:
         pool.take_back()
     with phase("generate"):
-        groups = sample_groups(
-            prompted,
-            parts.engine,
-            parts.policy,
-            config.rollout.sampling,
-            group_size=answers,
-            seed=config.seed,
-            step=step,
-            episodes=parts.episodes,
-        )
+        sampling = parts.config.rollout.sampling
+        groups = parts.sample_groups(prompted, sampling, group_size=answers, step=step)
     if pool is not None:
         pool.find(groups)
     with phase("reward"):
-        groups = score_groups(groups, parts.scorer, config.rollout, parts.episodes)
+        groups = parts.score(groups)
     _say_what_has_no_reward(groups)
     return groups
 
@@ -100,7 +87,7 @@ def loss_of(
     batch = assign_advantages(batch, objective, parts.reward_weights, None).counted()
     micros = list(microbatches(batch, policy.layout, tokens, policy.pad_id))
     denominator = replace(batch.denominator, microbatches=len(micros))
-    loss, sums = 0.0, dict[str, list[float]]()
+    loss, totals = 0.0, Metrics()
     for piece in micros:
         micro = replace(piece, denominator=denominator).to(policy.device)
         with use_packed_attention(policy.model, micro.rows):
@@ -109,10 +96,8 @@ def loss_of(
             )
         part, metrics = policy_loss(logprobs_BT, entropies_BT, micro, objective)
         loss += part.item()
-        for name, (total, count) in metrics.items():
-            before = sums.get(name, [0.0, 0.0])
-            sums[name] = [before[0] + total.item(), before[1] + count.item()]
-    return {"loss": loss, **{name: s / max(n, 1e-12) for name, (s, n) in sums.items()}}
+        add_metrics(totals, metrics)
+    return {"loss": loss, **means(totals)}
 
 
 def entropy_weight(config: Config, state: TrainState) -> float | None:

@@ -19,22 +19,24 @@ from groupwise.errors import ConfigError, DataError, RewardError
 from groupwise.load import Parts, load_parts, make_reference
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
+from groupwise.report.terminal import print_findings
 from groupwise.tasks.base import Task
+from groupwise.tracking.console import console
 from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder
-from groupwise.training.api import check_plan, make_state
+from groupwise.training.api import check_plan, make_state, write_results
 from groupwise.training.checkpoint import load_into
 from groupwise.training.optim import Optimizer
 from groupwise.training.sampler import InOrder
 from groupwise.training.signals import StopRequest
 from groupwise.training.state import TrainState
-from groupwise.trl.callbacks import Callbacks
+from groupwise.trl.callbacks import TrainerCallbacks
 from groupwise.trl.config import GRPOConfig, as_dict
 from groupwise.trl.data import checked_train_dataset, problems_of, train_rows
-from groupwise.trl.environment import Environments
-from groupwise.trl.folder import checkpoint_to_resume, finish_run, set_earlier_run_aside
+from groupwise.trl.environment import EnvironmentArguments
+from groupwise.trl.folder import checkpoint_to_resume, set_earlier_run_aside
 from groupwise.trl.loop import Training
-from groupwise.trl.metrics import MetricLog, answer_metrics, update_metrics
+from groupwise.trl.metrics import MetricMeans, answer_metrics, update_metrics
 from groupwise.trl.model import (
     load_model,
     load_tokenizer,
@@ -87,7 +89,7 @@ class GRPOTrainer(Reporting):
         self._imported = imported = imported_args(args)
         warn_of_odd_settings(args)
         (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
-        self._environments = Environments.of(environment_factory, tools or (), args)
+        self._environments = EnvironmentArguments.of(environment_factory, tools or (), args)
         self._load_data(train_dataset, imported.tree["batch"]["prompts"])
         self._load_policy(model, quantization_config, processing_class, peft_config)
         self.pool = self._environments.pool
@@ -102,8 +104,8 @@ class GRPOTrainer(Reporting):
                 "No reward source provided: pass reward_funcs, or an environment_factory whose "
                 "environment has a method get_reward"
             )
-        self.callbacks = Callbacks(args, callbacks or (), self.model, self.processing_class)
-        self._metrics = {"train": MetricLog(), "eval": MetricLog()}
+        self.callbacks = TrainerCallbacks(args, callbacks or (), self.model, self.processing_class)
+        self._metrics = {"train": MetricMeans(), "eval": MetricMeans()}
         self.answers = AnswerTable(args)
         self._make_config(name)
         self.callbacks("on_init_end")
@@ -262,7 +264,10 @@ class GRPOTrainer(Reporting):
             if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
                 read_weights(self.policy, run.path / "best")
             done = state.step >= self.config.steps
-            finish_run(run, state, training.evaluated, "finished" if done else "stopped")
+            status = "finished" if done else "stopped"
+            _, findings = write_results(run, state, training.evaluated, status)
+            print_findings(findings)
+            console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)
         return self._output(training, began)
 
     def _start(

@@ -135,16 +135,12 @@ def _measures(answer: StoredAnswer, first: int, stop: int) -> dict[str, list[flo
         "kl": _pairwise(ref, old or drawn, lambda ref, own: _exp(ref - own) - (ref - own) - 1),
         "advantage": list(answer.advantages[page]),
     }
-    own = answer.sampled[page]
+    # What was said to the model has no log-prob of its own.
+    sampled = answer.sampled[page] or (True,) * (stop - first)
     return {
-        name: _of_sampled(measures[name], own) if own else measures[name]
+        name: [v if own else None for v, own in zip(measures[name], sampled, strict=False)]
         for name in measure_names(answer)
     }
-
-
-def _of_sampled(values: list[float | None], own: Sequence[bool]) -> list[float | None]:
-    """What was said to the model has no log-prob of its own."""
-    return [value if is_own else None for value, is_own in zip(values, own, strict=False)]
 
 
 def _pairwise(

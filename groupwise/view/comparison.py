@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groupwise.errors import GroupwiseError
-from groupwise.view.metric_log import finite
 from groupwise.view.open_run import OpenRun
 from groupwise.view.stored_group import Unreadable
+from groupwise.view.untrusted import mapping, number
 
 RESAMPLES = 2000
 
@@ -14,7 +14,7 @@ RESAMPLES = 2000
 def compared(runs: Sequence[OpenRun]) -> dict[str, Any]:
     """{"names": [...], "problems": 200, "rows": [...], "notes": [...]}"""
     # numpy is needed here alone, and takes a while to load.
-    from groupwise.report.compare import Column, compare
+    from groupwise.report.compare import EvaluatedRun, compare
 
     if not runs:
         raise Unreadable("no run is chosen")
@@ -27,7 +27,7 @@ def compared(runs: Sequence[OpenRun]) -> dict[str, Any]:
         lines = {key: _clean(line) for key, line in run.held_out.lines(moment).items()}
         if not lines:
             raise Unreadable(f"{run.run.name} has no test results {moment} training yet")
-        columns.append(Column(name, run.settings()[0], lines))
+        columns.append(EvaluatedRun(name, run.settings()[0], lines))
     try:
         comparison = compare(columns, seed=0, resamples=RESAMPLES).json()
     except (GroupwiseError, ValueError, TypeError, AttributeError) as error:
@@ -37,16 +37,6 @@ def compared(runs: Sequence[OpenRun]) -> dict[str, Any]:
 
 def _clean(line: Mapping[str, Any]) -> dict[str, Any]:
     """What can be compared of a stored line: numbers, and nothing else."""
-    plain: dict[str, Any] = {}
-    plain |= {n: _number(line[n]) for n in ("correct", "format", "reward") if n in line}
-    plain |= {n: _number(line[n]) for n in ("tokens", "truncated") if n in line}
-    sampled, rewards = line.get("sampled"), line.get("rewards")
-    if isinstance(sampled, list):
-        known = [n for n in map(_number, sampled) if n is not None]
-        plain["sampled"] = known
-    named = rewards if isinstance(rewards, dict) else {}
-    return {**plain, "rewards": {str(name): _number(value) for name, value in named.items()}}
-
-
-def _number(value: Any) -> float | None:
-    return finite(float(value) if isinstance(value, bool) else value)
+    names = ("correct", "sampled", "format", "reward", "tokens", "truncated")
+    rewards = {str(name): number(value) for name, value in mapping(line.get("rewards")).items()}
+    return {**{name: number(line[name]) for name in names if name in line}, "rewards": rewards}

@@ -11,19 +11,17 @@ from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from groupwise.config import Config
-from groupwise.diagnose import Change, Finding, Watch
+from groupwise.diagnose import Finding, FindingChange, Watch
 from groupwise.diagnose.finding import Severity
 from groupwise.errors import GroupwiseError
 from groupwise.recipe import parse
 from groupwise.view.catalog import Run
-from groupwise.view.jsonl_tail import JsonLinesTail, parse_object
-from groupwise.view.metric_log import whole
+from groupwise.view.jsonl_tail import JsonLinesTail
 from groupwise.view.settings import read_tree
-from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
+from groupwise.view.untrusted import read_summary, whole
 
 SLICE_SECONDS = 1.0
-LONGEST_SUMMARY = 1_000_000
 
 
 class FindingsLog:
@@ -36,7 +34,7 @@ class FindingsLog:
     def _start(self) -> None:
         self._watch: Watch | None = None
         self._waiting: deque[dict[str, Any]] = deque()
-        self._gone: list[Change] = []
+        self._gone: list[FindingChange] = []
         self._read = 0
 
     def extend(self, seconds: float = SLICE_SECONDS) -> dict[str, Any]:
@@ -64,11 +62,7 @@ class FindingsLog:
 
     def _with_outcome(self, standing: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """With what the end of the run added to it: its evaluations are not among the steps."""
-        try:
-            with open_stored(self._run.file("summary.json")) as file:
-                summary = parse_object(file.read(LONGEST_SUMMARY)) or {}
-        except OSError:
-            return standing
+        summary = read_summary(self._run)
         told, last = summary.get("findings"), self._watch.history.step if self._watch else 0
         if summary.get("steps") != last or not isinstance(told, list):
             return standing

@@ -9,7 +9,7 @@ from typing import Any
 
 from groupwise.view.catalog import Run
 from groupwise.view.jsonl_tail import JsonLinesTail
-from groupwise.view.metric_log import finite
+from groupwise.view.untrusted import finite, mapping, mean, number
 
 MOMENTS = ("before", "after")
 PAGE = 50
@@ -94,12 +94,12 @@ class HeldOut:
 
 def _means(lines: Lines) -> dict[str, float]:
     rows = list(lines.values())
-    rewards = {str(name) for row in rows for name in _mapping(row.get("rewards"))}
-    values = {name: [_number(row.get(key)) for row in rows] for name, key in MEANS.items()}
+    rewards = {str(name) for row in rows for name in mapping(row.get("rewards"))}
+    values = {name: [number(row.get(key)) for row in rows] for name, key in MEANS.items()}
     for name in sorted(rewards):
-        values[f"rewards/{name}"] = [_number(_mapping(r.get("rewards")).get(name)) for r in rows]
-    means = {name: _mean([v for v in column if v is not None]) for name, column in values.items()}
-    known = {name: mean for name, mean in means.items() if mean is not None}
+        values[f"rewards/{name}"] = [number(mapping(r.get("rewards")).get(name)) for r in rows]
+    means = {name: mean(column) for name, column in values.items()}
+    known = {name: value for name, value in means.items() if value is not None}
     return {**known, "problems": float(len(rows))} if rows else {}
 
 
@@ -107,7 +107,7 @@ def _answer(line: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if line is None:
         return None
     text = line.get("text")
-    numbers = {name: _number(line.get(name)) for name in ("correct", "reward", "tokens", "sampled")}
+    numbers = {name: number(line.get(name)) for name in ("correct", "reward", "tokens", "sampled")}
     return {
         **numbers,
         "text": text[:4000] if isinstance(text, str) else "",
@@ -120,7 +120,7 @@ def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -
     if before is None or after is None:
         return None
     for name in ("correct", "reward"):
-        one, other = _number(before.get(name)), _number(after.get(name))
+        one, other = number(before.get(name)), number(after.get(name))
         if one is not None and other is not None and (one != other or name == "reward"):
             return other - one
     return 0.0
@@ -128,18 +128,3 @@ def _change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -
 
 def _searched(line: Mapping[str, Any] | None) -> str:
     return "" if line is None else f"{line.get('id', '')}\n{line.get('text', '')}".lower()
-
-
-def _number(value: Any) -> float | None:
-    """Of a number or a verdict; of several, their mean."""
-    if isinstance(value, list):
-        return _mean([n for n in map(_number, value) if n is not None])
-    return finite(float(value) if isinstance(value, bool) else value)
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -15,6 +15,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from groupwise.view.jsonl_tail import JsonLinesTail
+from groupwise.view.untrusted import finite
 
 MOST_POINTS = 4000
 MOST_KEYS = 500
@@ -23,7 +24,7 @@ ELAPSED = ("elapsed/seconds", "elapsed/tokens")
 
 
 @dataclass
-class Column:
+class MetricSeries:
     """One metric: the steps at which it was logged, ascending, and its values there."""
 
     steps: array = field(default_factory=lambda: array("q"))
@@ -34,7 +35,7 @@ class MetricLog:
     def __init__(self, path: pathlib.Path) -> None:
         self._tail = JsonLinesTail(path)
         self._lock = threading.Lock()
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, MetricSeries] = {}
         self._totals = dict.fromkeys(ELAPSED, 0.0)
         self.last_step = 0
 
@@ -110,12 +111,12 @@ class MetricLog:
             full = len(self._columns) == MOST_KEYS
             if full or not steps or name == "step" or len(name) > LONGEST_NAME:
                 return
-            column = self._columns[name] = Column()
+            column = self._columns[name] = MetricSeries()
         column.steps.extend(steps)
         column.values.extend(values)
 
 
-def _buckets(column: Column, start: int, stop: int, width: int) -> list[list[Any]]:
+def _buckets(column: MetricSeries, start: int, stop: int, width: int) -> list[list[Any]]:
     """[steps, values] for single steps; [steps, means, lows, highs] for wider buckets."""
     first, last = bisect_left(column.steps, start), bisect_right(column.steps, stop)
     if width == 1:
@@ -135,21 +136,6 @@ def _buckets(column: Column, start: int, stop: int, width: int) -> list[list[Any
         highs.append(_short(max(values)) if values else None)
         first = following
     return [steps, means, lows, highs]
-
-
-def finite(value: Any) -> float | None:
-    """A number that JSON can hold; NaN, infinities and what is no number become None."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond any float
-        return None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number that a page can hold; None for anything else."""
-    return value if type(value) is int and abs(value) < 2**53 else None
 
 
 def _as_float(value: float) -> float:

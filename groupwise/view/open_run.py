@@ -13,16 +13,14 @@ from groupwise.view.catalog import Run
 from groupwise.view.distributions import Distributions
 from groupwise.view.findings import FindingsLog
 from groupwise.view.held_out import HeldOut
-from groupwise.view.jsonl_tail import parse_object, position
-from groupwise.view.metric_log import MetricLog, finite, whole
+from groupwise.view.jsonl_tail import position
+from groupwise.view.metric_log import MetricLog
 from groupwise.view.problem_index import ProblemIndex
 from groupwise.view.rollout_files import RolloutFiles
 from groupwise.view.settings import family, read_settings
-from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import Unreadable
 from groupwise.view.token_text import run_decoder
-
-LONGEST_SUMMARY = 1_000_000
+from groupwise.view.untrusted import finite, read_summary, whole
 
 
 class OpenRun:
@@ -57,7 +55,7 @@ class OpenRun:
     def _described(self) -> dict[str, Any]:
         settings, problem = self.settings()
         path = self.run.path / "metrics.jsonl"
-        now, summary = position(path), self.summary()
+        now, summary = position(path), read_summary(self.run)
         tested = self.held_out.metrics(summary).items()
         if problem is None and os.path.lexists(path) and not now.generation:
             problem = "metrics.jsonl is not a file that can be read"
@@ -93,14 +91,6 @@ class OpenRun:
                 except Unreadable as error:
                     self._settings = (changed, {}, str(error))
             return self._settings[1], self._settings[2]
-
-    def summary(self) -> dict[str, Any]:
-        """summary.json of a finished run; empty before."""
-        try:
-            with open_stored(self.run.file("summary.json")) as file:
-                return parse_object(file.read(LONGEST_SUMMARY)) or {}
-        except OSError:
-            return {}
 
     def has(self, *parts: str) -> bool:
         """Whether the run folder holds this file."""

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 
 from groupwise.view.catalog import Run
 from groupwise.view.jsonl_tail import JsonLinesTail
-from groupwise.view.metric_log import finite
 from groupwise.view.rollout_files import RolloutFiles
 from groupwise.view.stored_group import Unreadable
+from groupwise.view.untrusted import finite
 
 SLICE_SECONDS = 1.0
 FIELDS = 5
 STRIP = 40
 
 
-class Seen(NamedTuple):
+class Appearance(NamedTuple):
     """One appearance of a problem: its step, its place there, and its answers' rewards."""
 
     step: int
@@ -67,10 +67,11 @@ class ProblemIndex:
                 self._read_step(step)
             return Coverage(sum(step in self._covered for step in steps), len(steps))
 
-    def history(self, problem: str) -> list[Seen]:
+    def history(self, problem: str) -> list[Appearance]:
         """Every appearance of a problem, by step."""
         with self._lock:
-            return sorted(_unpack(self._seen.get(problem, array("d"))))
+            flat = self._seen.get(problem, array("d"))
+            return sorted(_appearance(flat, place) for place in range(len(flat) // FIELDS))
 
     def strip(self, problem: str) -> list[float | None]:
         """The mean rewards of a problem at some appearances, evenly spread over training."""
@@ -137,13 +138,9 @@ class ProblemIndex:
         self._seen.setdefault(problem, array("d")).extend(entry)
 
 
-def _unpack(flat: array) -> list[Seen]:
-    return [_one(flat, i) for i in range(len(flat) // FIELDS)]
-
-
-def _one(flat: array, place: int) -> Seen:
+def _appearance(flat: array, place: int) -> Appearance:
     step, group, *numbers = flat[place * FIELDS : (place + 1) * FIELDS]
-    return Seen(int(step), int(group), *map(finite, numbers))
+    return Appearance(int(step), int(group), *map(finite, numbers))
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, str]:
@@ -152,7 +149,7 @@ def _order(row: dict[str, Any]) -> tuple[float, float, str]:
 
 def _row(problem: str, flat: array) -> dict[str, Any]:
     steps = flat[::FIELDS]
-    first, last = _one(flat, steps.index(min(steps))), _one(flat, steps.index(max(steps)))
+    first, last = (_appearance(flat, steps.index(end(steps))) for end in (min, max))
     return {
         "problem": problem,
         "seen": len(steps),

@@ -100,25 +100,22 @@ def search(
     steps = files.steps()
     hits: list[dict[str, Any]] = []
     damaged: list[str] = []
+    so_far = {"steps": len(steps), "found": hits, "damaged": damaged}
     until = time.monotonic() + SLICE_SECONDS
     for done, step in enumerate(steps):
         if step < after[0]:
             continue
         first = after[1] if step == after[0] else 0
-        progress = {"searched": done, "steps": len(steps), "found": hits, "damaged": damaged}
         if time.monotonic() > until:
-            return {**progress, "next": [step, first]}
+            return {**so_far, "searched": done, "next": [step, first]}
         try:
             for position, group in _wanted_groups(files, step, first, wanted):
                 hits += _excerpts(group, step, wanted, index)
                 if len(hits) >= PAGE:
-                    return {**progress, "next": [step, position + 1]}
+                    return {**so_far, "searched": done, "next": [step, position + 1]}
         except Unreadable as error:
             damaged.append(str(error))
-    return {
-        "searched": len(steps), "steps": len(steps), "found": hits, "damaged": damaged,
-        "next": None,
-    }  # fmt: skip
+    return {**so_far, "searched": len(steps), "next": None}
 
 
 def _wanted_groups(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupwise.view.jsonl_tail import parse_object
-from groupwise.view.metric_log import finite
+from groupwise.view.untrusted import finite, mapping, mean
 
 # The first of these that a run scores says whether an answer is right.
 VERDICTS = ("correct", "answer", "accuracy")
@@ -71,7 +71,8 @@ class StoredAnswer:
     def all_text(self) -> str:
         """Everything that was said in it, to be searched."""
         said = () if self.episode is None else self.episode.messages
-        return "\n".join([self.text, *(m.content for m in said), *_calls_of(said)])
+        calls = [f"{name} {arguments}" for m in said for name, arguments in m.calls]
+        return "\n".join([self.text, *(m.content for m in said), *calls])
 
     @property
     def length(self) -> int:
@@ -121,11 +122,11 @@ def stored_group(line: bytes, index: int) -> StoredGroup:
     data = parse_object(line)
     if data is None:
         raise Unreadable(f"group {index} is no JSON object")
-    problem = _mapping(data.get("problem"))
-    scores = {str(n): _numbers(v) for n, v in _mapping(data.get("scores")).items()}
+    problem = mapping(data.get("problem"))
+    scores = {str(n): _numbers(v) for n, v in mapping(data.get("scores")).items()}
     rewards, advantages = _numbers(data.get("rewards")), _list(data.get("advantages"))
     answers = tuple(
-        _answer(i, _mapping(c), _at(rewards, i), _at(advantages, i), scores)
+        _answer(i, mapping(c), _at(rewards, i), _at(advantages, i), scores)
         for i, c in enumerate(_list(data.get("completions")))
     )
     return StoredGroup(
@@ -133,7 +134,7 @@ def stored_group(line: bytes, index: int) -> StoredGroup:
         problem=_text(problem.get("id")),
         prompt=prompt_text(problem.get("prompt")),
         prefill=_text(problem.get("prefill")),
-        columns=_mapping(problem.get("columns")),
+        columns=mapping(problem.get("columns")),
         answers=answers,
     )
 
@@ -142,7 +143,7 @@ def prompt_text(prompt: Any) -> str:
     """A conversation as one text, each turn under its role."""
     if isinstance(prompt, str):
         return prompt
-    turns = [_mapping(turn) for turn in _list(prompt)]
+    turns = [mapping(turn) for turn in _list(prompt)]
     return "\n\n".join(f"[{_text(t.get('role'))}]\n{_text(t.get('content'))}" for t in turns)
 
 
@@ -165,7 +166,7 @@ def _answer(
         old_entropies=_numbers(data.get("old_entropies")),
         ref_logprobs=_numbers(data.get("ref_logprobs")),
         reward=reward,
-        advantage=_mean(_numbers(advantage)) if isinstance(advantage, list) else finite(advantage),
+        advantage=mean(_numbers(advantage)) if isinstance(advantage, list) else finite(advantage),
         scores={name: _at(values, index) for name, values in scores.items()},
         advantages=_numbers(advantage),
         sampled=sampled if len(sampled) == len(tokens) else (),
@@ -179,7 +180,7 @@ def _episode(data: Any) -> StoredEpisode | None:
         return None
     messages: list[StoredMessage] = []
     turn = 0
-    for message in map(_mapping, _list(data.get("messages"))):
+    for message in map(mapping, _list(data.get("messages"))):
         role = _text(message.get("role"))
         messages.append(_message(message, role, turn if role == "assistant" else None))
         turn += role == "assistant"
@@ -188,34 +189,23 @@ def _episode(data: Any) -> StoredEpisode | None:
         messages=tuple(messages),
         turns=tuple(_count(count) for count in _list(data.get("turns"))),
         rewards=_numbers(data.get("rewards")),
-        scores={str(n): finite(v) for n, v in _mapping(data.get("scores")).items()},
+        scores={str(n): finite(v) for n, v in mapping(data.get("scores")).items()},
         numbers={name: finite(data.get(name)) for name in numbers},
         error=_text(data.get("error")),
     )
 
 
 def _message(message: Mapping[str, Any], role: str, turn: int | None) -> StoredMessage:
-    functions = [_mapping(_mapping(c).get("function")) for c in _list(message.get("tool_calls"))]
-    calls = tuple((_text(f.get("name")), _arguments(f.get("arguments"))) for f in functions)
+    functions = [mapping(mapping(c).get("function")) for c in _list(message.get("tool_calls"))]
+    given = [(f.get("name"), f.get("arguments")) for f in functions]
+    calls = tuple((_text(n), v if isinstance(v, str) else json.dumps(v)) for n, v in given)
     return StoredMessage(
         role, _text(message.get("content")), _text(message.get("name")), calls, turn
     )
 
 
-def _calls_of(messages: tuple[StoredMessage, ...]) -> list[str]:
-    return [f"{name} {arguments}" for m in messages for name, arguments in m.calls]
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < 2**53 else 0
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _list(value: Any) -> list[Any]:
@@ -234,8 +224,3 @@ def _text(value: Any) -> str:
 
 def _at(values: Any, index: int) -> Any:
     return values[index] if index < len(values) else None
-
-
-def _mean(values: tuple[float | None, ...]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

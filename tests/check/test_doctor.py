@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from groupwise import hub
 from groupwise.check import doctor
-from groupwise.check.doctor import Line, needed_extras
+from groupwise.check.doctor import Check, needed_extras
 from groupwise.cli.main import app
 from groupwise.errors import DataError
 from groupwise.recipe import parse
 
 
-def by_name(lines: Iterable[Line]) -> dict[str, Line]:
+def by_name(lines: Iterable[Check]) -> dict[str, Check]:
     return {line.name: line for line in lines}
 
 
@@ -40,7 +40,7 @@ def test_a_sound_set_up_is_ready_and_a_training_step_was_made(tmp_path: pathlib.
 def test_what_the_recipe_lacks_is_named_with_its_fix_and_the_exit_code_is_2(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "training_step", lambda: Line("ok", "a training step", ""))
+    monkeypatch.setattr(doctor, "training_step", lambda: Check("ok", "a training step", ""))
     target = tmp_path / "doctor.json"
     words = ["model=nobody/nothing", "task=jsonl", f"task.path={tmp_path}/none.jsonl"]
     result = CliRunner().invoke(app, ["doctor", *words, "--json", str(target)])
@@ -110,10 +110,10 @@ def test_a_full_disk_and_little_memory_are_fixes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_check_that_fails_is_a_line_and_not_a_traceback() -> None:
-    def broken() -> list[Line]:
+    def broken() -> list[Check]:
         raise RuntimeError("driver lost\nmore")
 
-    def fixable() -> list[Line]:
+    def fixable() -> list[Check]:
         raise DataError("no such file\nput it there")
 
     (line,) = doctor._guarded("device", broken)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.diagnose import SYMPTOMS, Change, Watch, diagnose
+from groupwise.diagnose import SYMPTOMS, FindingChange, Watch, diagnose
 from groupwise.diagnose.history import KEPT, START, History
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_lines, read_metrics
@@ -21,7 +21,7 @@ from runs import small_config
 from synthetic_runs import healthy_run
 
 
-def changes(rows: list[dict], code: str) -> list[Change]:
+def changes(rows: list[dict], code: str) -> list[FindingChange]:
     watch = Watch()
     found = [change for row in rows for change in watch.add(row)]
     return [change for change in found if change.finding.code == code]

@@ -14,7 +14,7 @@ from groupwise.errors import ConfigError
 from groupwise.explain.groups import group_views
 from groupwise.explain.page import step_page
 from groupwise.explain.replay import print_replay, replay_step
-from groupwise.explain.step import Step, run_step
+from groupwise.explain.step import ExplainedStep, run_step
 from groupwise.explain.terminal import print_step
 from groupwise.report.run_page import report_page
 from groupwise.tracking.run import read_metrics
@@ -91,7 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
     return {name: root / name for name in RUNS}
 
 
-def printed(step: Step) -> str:
+def printed(step: ExplainedStep) -> str:
     out = io.StringIO()
     print_step(step, Console(file=out, width=200))
     return out.getvalue()

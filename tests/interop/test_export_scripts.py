@@ -9,6 +9,7 @@ import shutil
 from typing import Any
 
 import pytest
+from huggingface_hub import RepoUrl
 from typer.testing import CliRunner
 
 from groupwise.batch import make_batch
@@ -199,9 +200,12 @@ def test_a_model_is_pushed_to_a_private_repository(
     calls: list[tuple[str, dict[str, Any]]] = []
 
     class Hub:
-        def create_repo(self, name: str, **options: Any) -> str:
+        def __init__(self, token: str | None = None) -> None:
+            assert token is None
+
+        def create_repo(self, name: str, **options: Any) -> RepoUrl:
             calls.append((name, options))
-            return f"https://hub/{name}"
+            return RepoUrl(f"https://huggingface.co/{name}")
 
         def upload_folder(self, **options: Any) -> None:
             if options["repo_id"] == "not/mine":
@@ -209,7 +213,7 @@ def test_a_model_is_pushed_to_a_private_repository(
             calls.append(("upload", options))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert push_model(tmp_path, "me/model") == "https://hub/me/model"
+    assert push_model(tmp_path, "me/model") == "https://huggingface.co/me/model"
     assert calls[0] == ("me/model", {"private": True, "exist_ok": True})
     assert calls[1][1]["folder_path"] == tmp_path and calls[1][1]["repo_id"] == "me/model"
     with pytest.raises(ModelError, match=r"403 Forbidden\. Sign in"):

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groupwise.cli.main import app
-from groupwise.evaluate import judges
-from groupwise.load import find_rewards
+from groupwise.load import find_rewards, judges
 from groupwise.recipe import list_recipes, load_recipe
 from groupwise.recipe.tiny import SAMPLES
 from groupwise.rewards.bench import Report, run_bench, solve_problems

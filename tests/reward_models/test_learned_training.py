@@ -11,7 +11,6 @@ from groupwise.recipe import load_recipe
 from groupwise.reward_models.examples import Examples, label
 from groupwise.reward_models.fit import FitSettings, fit, measure
 from groupwise.reward_models.model import Kind, new_reward_model, save_reward_model
-from groupwise.rollout.collect import sample_groups
 from groupwise.tasks.base import Split
 from groupwise.training.api import train
 from runs import SMALL, fingerprint, small_config
@@ -27,9 +26,9 @@ def labelled() -> tuple[Examples, Examples]:
     counts: dict[Split, int] = {"train": 100, "validation": 40}
     with load_parts(config) as parts:
         for split, count in counts.items():
-            groups = sample_groups(
-                parts.problems[split][:count], parts.engine, parts.policy, config.rollout.sampling,
-                group_size=8, seed=0, step="labelled",
+            groups = parts.sample_groups(
+                parts.problems[split][:count], config.rollout.sampling,
+                group_size=8, step="labelled",
             )  # fmt: skip
             halves.append(label(groups, config, "the embedded model"))
     return halves[0], halves[1]

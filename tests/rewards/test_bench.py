@@ -10,7 +10,7 @@ import gameable_rewards
 from groupwise.cli.main import app
 from groupwise.config.tasks import ArithmeticTask, CountdownTask
 from groupwise.errors import RewardError
-from groupwise.evaluate import judges
+from groupwise.load import judges
 from groupwise.rewards.adversaries import FORMS, candidates, close_to, in_form, worked, wrong_answer
 from groupwise.rewards.base import Reward
 from groupwise.rewards.bench import Report, run_bench, solve_problems

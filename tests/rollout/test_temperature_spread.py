@@ -1,5 +1,6 @@
 """A group's answers at spread temperatures: each is drawn and scored at its own."""
 
+import asyncio
 import pathlib
 from typing import Any
 
@@ -7,18 +8,32 @@ import pytest
 import torch
 
 from groupwise.errors import ConfigError
+from groupwise.policy.policy import Policy
 from groupwise.policy.token_logprobs import token_logprobs
-from groupwise.rollout.collect import sample_groups
+from groupwise.rollout.collect import sample_group
+from groupwise.rollout.engine import Engine, wait_for
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.training.api import train
-from groupwise.types import Problem, Sampling, group_from_json, to_json
+from groupwise.types import Group, Problem, Sampling, group_from_json, to_json
 from runs import read_metrics, read_rollouts, small_config
 from small_models import random_policy
 from updates import annotate
 
 PROMPTED = [(Problem(f"p{i}", "?"), tuple(range(3, 7 + i))) for i in range(3)]
+
+
+def sample_groups(engine: Engine, policy: Policy, **options: Any) -> list[Group]:
+    async def gather() -> list[Group]:
+        sampling = Sampling(max_tokens=9)
+        groups = [
+            sample_group(prompted, engine, policy, sampling, seed=1, step=0, **options)
+            for prompted in PROMPTED
+        ]
+        return await asyncio.gather(*groups)
+
+    return wait_for(gather())
 
 
 def test_temperatures_are_spread_evenly_from_the_lower_one() -> None:
@@ -33,10 +48,7 @@ def test_the_trainer_scores_each_answer_at_the_temperature_it_was_drawn_at(layou
     policy = random_policy("llama", layout=layout)
     answers = {}
     for engine in (NativeEngine(policy, 8), TransformersEngine(policy, 8)):
-        groups = sample_groups(
-            PROMPTED, engine, policy, Sampling(max_tokens=9), group_size=4, seed=1, step=0,
-            temperatures=(0.5, 2.0),
-        )  # fmt: skip
+        groups = sample_groups(engine, policy, group_size=4, temperatures=(0.5, 2.0))
         assert [c.temperature for c in groups[0].completions] == [0.5, 1.0, 1.5, 2.0]
         answers[type(engine)] = [[c.tokens for c in group.completions] for group in groups]
         config = small_config("batch.epochs=2")  # two epochs need the old log-probs
@@ -50,11 +62,8 @@ def test_the_trainer_scores_each_answer_at_the_temperature_it_was_drawn_at(layou
 def test_the_middle_answer_is_the_one_that_a_single_temperature_gives() -> None:
     policy = random_policy("llama")
     engine = NativeEngine(policy, 8)
-    settings: dict[str, Any] = {"group_size": 3, "seed": 1, "step": 0}
-    plain = sample_groups(PROMPTED, engine, policy, Sampling(max_tokens=9), **settings)
-    spread = sample_groups(
-        PROMPTED, engine, policy, Sampling(max_tokens=9), **settings, temperatures=(0.5, 1.5)
-    )
+    plain = sample_groups(engine, policy, group_size=3)
+    spread = sample_groups(engine, policy, group_size=3, temperatures=(0.5, 1.5))
     for a, b in zip(plain, spread, strict=True):
         assert a.completions[1].tokens == b.completions[1].tokens
         assert a.completions[1].temperature is None and b.completions[1].temperature == 1.0

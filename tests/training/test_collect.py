@@ -14,7 +14,7 @@ from groupwise.errors import RewardError
 from groupwise.load import Parts, load_parts
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
-from groupwise.rollout.collect import Rollout, sample_groups, score_groups
+from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine import wait_for
 from groupwise.training.clock import Clock
 from groupwise.training.collect import collect_step
@@ -64,13 +64,10 @@ def in_rounds(parts: Parts, step: int, cursor: int) -> Rollout:
     while len(useful) < prompts and drawn < budget:
         wanted = min(prompts - len(useful), budget - drawn)
         problems = draw(parts.problems["train"], cursor + drawn, wanted, config.seed)
-        groups = score_groups(
-            sample_groups(
-                problems, parts.engine, parts.policy, config.rollout.sampling,
-                group_size=config.batch.group_size, seed=config.seed, step=step,
-            ),
-            parts.scorer, config.rollout,
-        )  # fmt: skip
+        sampled = parts.sample_groups(
+            problems, config.rollout.sampling, group_size=config.batch.group_size, step=step
+        )
+        groups = parts.score(sampled)
         drawn += wanted
         useful += [group for group in groups if group.has_spread]
         flat += [group for group in groups if not group.has_spread]

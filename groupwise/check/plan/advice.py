@@ -12,7 +12,7 @@ from typing import Any
 from groupwise.check.plan.estimate import Plan, make_plan
 from groupwise.check.plan.job import SHARDS_WEIGHTS, Job
 
-Change = tuple[tuple[str, ...], Mapping[str, Any]]
+SettingChange = tuple[tuple[str, ...], Mapping[str, Any]]
 """Settings as the command line takes them, and the fields of a job that they change."""
 
 
@@ -28,7 +28,7 @@ def advise(plan: Plan) -> list[Advice]:
     The first changes as little of the result as possible. Others change more and are faster.
     """
     advice: list[Advice] = []
-    gathered: list[Change] = []
+    gathered: list[SettingChange] = []
     for tier in [] if plan.fits else tiers(plan.job):
         gathered += tier
         best = _single(plan, tier) or (None if advice else _several(plan, gathered))
@@ -37,16 +37,16 @@ def advise(plan: Plan) -> list[Advice]:
     return advice
 
 
-def _single(plan: Plan, tier: Sequence[Change]) -> Advice | None:
+def _single(plan: Plan, tier: Sequence[SettingChange]) -> Advice | None:
     """The fastest of the changes that are enough alone."""
     tried = [_with(plan, [change]) for change in tier]
     enough = [advice for advice in tried if advice.plan.fits and _possible(advice.plan.job)]
     return min(enough, key=lambda advice: advice.plan.step, default=None)
 
 
-def _several(plan: Plan, changes: Sequence[Change]) -> Advice | None:
+def _several(plan: Plan, changes: Sequence[SettingChange]) -> Advice | None:
     """Changes added up in order until it fits; those that go with none before are left out."""
-    chosen: list[Change] = []
+    chosen: list[SettingChange] = []
     for change in changes:
         changed = _with(plan, [*chosen, change]).plan
         if _possible(changed.job):
@@ -63,7 +63,7 @@ def _possible(job: Job) -> bool:
     return not (sharded and (job.eight_bit or job.quantization or alone))
 
 
-def _least(plan: Plan, changes: Sequence[Change]) -> Advice:
+def _least(plan: Plan, changes: Sequence[SettingChange]) -> Advice:
     """Without the changes that it fits without, the largest change left out first."""
     needed = list(changes)
     for change in reversed(changes):
@@ -73,7 +73,7 @@ def _least(plan: Plan, changes: Sequence[Change]) -> Advice:
     return _with(plan, needed)
 
 
-def _with(plan: Plan, changes: Sequence[Change]) -> Advice:
+def _with(plan: Plan, changes: Sequence[SettingChange]) -> Advice:
     job, settings = plan.job, {}
     for words, fields in changes:
         job = replace(job, **fields)
@@ -81,7 +81,7 @@ def _with(plan: Plan, changes: Sequence[Change]) -> Advice:
     return Advice(tuple(settings.values()), make_plan(plan.shape, job, plan.gpu))
 
 
-def tiers(job: Job) -> Iterator[list[Change]]:
+def tiers(job: Job) -> Iterator[list[SettingChange]]:
     """Changes of like consequence together, as far as the job does not have them already."""
     yield list(_same_result(job))
     if not (job.eight_bit or job.offload_optimizer):
@@ -94,7 +94,7 @@ def tiers(job: Job) -> Iterator[list[Change]]:
         yield [(("adapter=lora", "quantization=nf4"), {**adapted, "quantization": "nf4"})]
 
 
-def _same_result(job: Job) -> Iterator[Change]:
+def _same_result(job: Job) -> Iterator[SettingChange]:
     if not job.checkpointing:
         yield ("gradient_checkpointing=true",), {"checkpointing": True}
     tokens = job.tokens_per_microbatch

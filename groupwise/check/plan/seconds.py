@@ -58,11 +58,11 @@ def seconds(shape: Shape, job: Job, gpu: Gpu) -> Seconds:
     """By part, on the GPU that has most to do. Samplers elsewhere have clocks of their own."""
     away = job.engine == "elsewhere"
     pace = CPU if gpu.is_cpu else CUDA
-    scored = scoring_seconds(shape, job, gpu, pace)
+    forward = forward_seconds(shape, job, gpu, pace)
     parts = {
         "sampling": 0.0 if away else sampling_seconds(shape, job, gpu, pace),
-        "old log-probs": scored if job.old_logprobs else 0.0,
-        "reference": scored if job.reference in ("copy", "adapter_off") else 0.0,
+        "old log-probs": forward if job.old_logprobs else 0.0,
+        "reference": forward if job.reference in ("copy", "adapter_off") else 0.0,
         "update": job.epochs * update_seconds(shape, job, gpu, pace),
         "optimizer": job.epochs * job.minibatches * optimizer_seconds(shape, job, gpu),
     }
@@ -112,7 +112,7 @@ def pass_flops(shape: Shape, job: Job) -> float:
     return shape.flops(tokens, predicted, predicted * seen + shared)
 
 
-def scoring_seconds(shape: Shape, job: Job, gpu: Gpu, pace: Pace) -> float:
+def forward_seconds(shape: Shape, job: Job, gpu: Gpu, pace: Pace) -> float:
     """Log-probs without a gradient: a third of an update's work."""
     count = len(job.microbatches())
     launch = count * job.minibatches * shape.layers * pace.update_layer / 3

@@ -61,8 +61,8 @@ def traffic(shape: Shape, job: Job) -> Traffic:
     weights, gradient = shape.parameters * job.number, count * GRADIENT_BYTES
     parts: dict[str, float] = {}
     if job.sharding in SHARDS_WEIGHTS:
-        scored = job.minibatches * len(job.microbatches()) if job.old_logprobs else 0
-        parts["weights gathered"] = weights * (2 * passes + scored)
+        forward = job.minibatches * len(job.microbatches()) if job.old_logprobs else 0
+        parts["weights gathered"] = weights * (2 * passes + forward)
         parts["gradients scattered"] = gradient * passes
         # FSDP2's shards are fp32, and are gathered as they are for the whole copy.
         parts["whole copy"] = count * (MASTER_BYTES if job.sharding == "fsdp2" else job.number)

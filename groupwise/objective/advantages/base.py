@@ -14,7 +14,7 @@ equal.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from groupwise.choice import Choice
 from groupwise.extensions import extension
@@ -45,6 +45,9 @@ class GroupRewards:
 @extension("advantage")
 class AdvantageEstimator(Choice):
     """One number for every answer, from the rewards of its group."""
+
+    uses_weights: ClassVar[bool] = False
+    """Whether it looks at single rewards and their weights, and not at their sum alone."""
 
     def estimate(self, rewards: GroupRewards) -> Tensor:
         """(N, G), 0 where the total is NaN."""

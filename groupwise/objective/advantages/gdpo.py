@@ -1,6 +1,7 @@
 """GDPO's advantages: every reward on the same scale before they are summed."""
 
 import math
+from typing import ClassVar
 
 from groupwise.objective.advantages.base import (
     AdvantageEstimator,
@@ -18,6 +19,7 @@ class Gdpo(AdvantageEstimator):
     """
 
     kind: str = "gdpo"
+    uses_weights: ClassVar[bool] = True
 
     def estimate(self, rewards: GroupRewards) -> Tensor:
         total_NG = rewards.total_NG.new_zeros(rewards.total_NG.shape) - rewards.penalty_NG

@@ -29,7 +29,7 @@ from groupwise.types import Completion, Request, Sampling, StopReason
 
 
 @dataclass(eq=False)
-class Call:
+class SampleCall:
     """One call of `sample`: who waits for its answers, and those that are done."""
 
     future: asyncio.Future[tuple[Completion, ...]]
@@ -54,7 +54,7 @@ class Scheduler:
         self.policy, self.cache, self.decoder, self.max_batch = policy, cache, decoder, max_batch
         self.pool = cache.pool
         self.batch = RunningBatch(max_batch, decoder.most_steps, policy.eos_ids)
-        self.calls: set[Call] = set()
+        self.calls: set[SampleCall] = set()
         self.waiting: deque[Answer] = deque()
         self.prefilled: deque[Prefilled] = deque()
         self.version = self.loads = 0
@@ -71,7 +71,7 @@ class Scheduler:
         future: asyncio.Future[tuple[Completion, ...]],
         on_tokens: OnTokens | None = None,
     ) -> None:
-        call = Call(future, len(request.keys), on_tokens)
+        call = SampleCall(future, len(request.keys), on_tokens)
         self.calls.add(call)
         prompt = np.array(request.prompt_tokens, dtype=np.int64)
         stops = StopStrings(sampling.stop, self.policy.tokenizer)
@@ -251,7 +251,7 @@ class Scheduler:
                 answer.call.on_tokens(answer.index, tokens, logprobs)
 
     def _finish(self, answer: Answer, completion: Completion) -> None:
-        call: Call = answer.call
+        call: SampleCall = answer.call
         call.done[answer.index] = completion
         if len(call.done) == call.wanted and not call.future.done():
             call.future.set_result(tuple(call.done[n] for n in range(call.wanted)))
