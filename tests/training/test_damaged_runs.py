@@ -16,7 +16,7 @@ from groupwise.errors import GroupwiseError, Interrupted, RunFolderError
 from groupwise.policy.chat_template import render_chat
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking import run as run_module
-from groupwise.tracking.run import RunFolder, read_metrics, restart
+from groupwise.tracking.run import RunFolder, read_metrics, read_summary, restart
 from groupwise.training import api
 from groupwise.training.api import train
 from groupwise.training.checkpoint import newest_checkpoint
@@ -358,8 +358,6 @@ def test_answers_that_cannot_be_written_are_one_message(
 def test_a_summary_that_is_none_does_not_count(run: pathlib.Path, finished: pathlib.Path) -> None:
     for text in ("[]", "{}", '{"steps": "many"}', "{"):
         (run / "summary.json").write_text(text)
-        with RunFolder(run, CONFIG) as folder:
-            assert folder.summary is None
+        assert read_summary(run) is None
     (run / "summary.json").write_text(json.dumps({"steps": 4}))
-    with RunFolder(run, CONFIG) as folder:
-        assert folder.summary == {"steps": 4}
+    assert read_summary(run) == {"steps": 4}
