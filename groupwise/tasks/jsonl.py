@@ -11,6 +11,7 @@ Files that the user split are taken as they are; splits that are missing are tak
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Row:
 
 
 def build(settings: JsonlTask) -> Task:
-    path = Path(settings.path).expanduser()
+    path = Path(os.path.expanduser(settings.path))
     files: dict[Split, Path] = {"train": path}
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in SPLITS}

@@ -50,7 +50,7 @@ def input_paths(config: Config) -> dict[str, pathlib.Path]:
     found: dict[str, pathlib.Path] = {}
     for key, value in values.items():
         for text in (value.removeprefix("model:"), value.rpartition(":")[0]):
-            place = pathlib.Path(text).expanduser() if text and "\0" not in text else None
+            place = pathlib.Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if place is not None and len(text) < 1000 and place.exists():
                 found[key if value in key else f"{key}={value}"] = place
                 break

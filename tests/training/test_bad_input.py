@@ -163,6 +163,12 @@ def test_a_model_that_is_not_there(tmp_path: pathlib.Path) -> None:
         (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "other"], "one recipe at a time"),
         (["eval", "./nowhere"], "nowhere"),
+        (["eval", "~nobody-here/model"], "the model folder '~nobody-here/model' does not exist"),
+        (["eval", "tiny", "--task", "jsonl", "--data", "~nobody-here/x"], "does not exist"),
+        (["reward", "fit", "~nobody-here/x", "--out", "m"], "neither a run folder nor a file"),
+        (["train", "demo", "rewards=[~nobody-here/x.py:f]", "--quiet"], "there is no file"),
+        (["import", "trl.json", "--out", "no/r.yaml"], "cannot write no/r.yaml: No such file"),
+        (["import", "trl.json", "--out", "/dev/full"], "cannot write /dev/full: No space left"),
     ],
 )
 def test_the_command_line_exits_with_2_and_no_traceback(
@@ -173,6 +179,7 @@ def test_the_command_line_exits_with_2_and_no_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    pathlib.Path("trl.json").write_text("{}")
     assert exit_code(arguments, monkeypatch) == 2
     errors = capfd.readouterr().err
     assert message in errors and "Traceback" not in errors
