@@ -79,6 +79,8 @@ def _texts(problem: Problem) -> Iterator[str]:
 def read_rows(path: Path) -> list[Row]:
     """The objects of a JSON Lines file; blank lines are skipped, anything else bad is refused."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device for ever
+            raise DataError(f"the dataset {path} is not a file; check task.path")
         data = path.read_bytes()
     except OSError as error:
         hint = f"cannot be read: {error.strerror}" if path.exists() else "does not exist"
