@@ -53,6 +53,7 @@ _JSON = re.compile(
     r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
     re.IGNORECASE,
 )
+_HOW_SURE = re.compile(r"[(,][^(),\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
@@ -101,7 +102,7 @@ def final_answer(text: str) -> str | None:
         return boxed.strip() or None
     tail = text[-TAIL:]
     said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
-    return said or _last_formula(tail) or last_number(tail)
+    return said or _last_formula(tail) or last_number(_HOW_SURE.sub("", tail))
 
 
 def same_answer(given: str, truth: str) -> bool:

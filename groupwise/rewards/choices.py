@@ -29,7 +29,7 @@ _SAID = re.compile(
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
-    r"go with|it is|it's|no|wait|actually|correct:)"
+    r"go(?:ing)? with|it is|it's|no|wait|actually|correct:)"
     r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
 )
@@ -41,8 +41,10 @@ _LONE = re.compile(rf"\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0
 
 # The letter first, then reasons; a list of the options is none.
 _OPENS = re.compile(
-    rf"\A\n[(\[]?{_LETTER}[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].]\s)\s(?!\(?[A-J]\b)", re.DOTALL
+    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].]\s)\s(?!\(?[A-J]\b)|[)\].]{{0,2}}\n)",
+    re.DOTALL,
 )
+_LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
 _WITH_TEXT = re.compile(r"[(\[]?([A-J])[)\]]?[,.: -]{1,3}(.{1,200})")
 _STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
 
@@ -72,6 +74,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         last = max(statements, key=lambda match: match.start(match.lastindex or 0))
         letter = last[last.lastindex or 0].upper()
         return letter if letter in letters else None
+    if len(set(_LISTED.findall(tail))) > 2:
+        return None  # a list of the options chooses none of them
     given = final_answer(text) or tail.strip()[:LIMIT]
     return (
         _option(given, letters, options)

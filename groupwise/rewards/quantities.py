@@ -48,6 +48,7 @@ _FRACTIONS = (
     re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?([0-9])"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?\{ ?([^{}]{1,60}?) ?\}"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?([0-9])"),
+    re.compile(r"\b([0-9]{1,9}) over ([0-9]{1,9})\b"),
     re.compile(r"\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"),
 )
 
@@ -146,7 +147,7 @@ _UP_TO_NINETEEN = """
 _TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
 _WORDS = {word: 10 * tens for tens, word in enumerate(_TENS.split(), 1)}
 _WORDS |= {word: value for value, word in enumerate(_UP_TO_NINETEEN.split())}
-_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth"
+_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
 _DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
 _DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}

@@ -21,7 +21,8 @@ _NOTE = re.compile(
     r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
     r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
     r"|(?:as of|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
-    r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120})[.\s]*$",
+    r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
+    r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,
 )
 _BOUND_BEFORE = re.compile(
