@@ -163,6 +163,8 @@ def test_a_model_that_is_not_there(tmp_path: pathlib.Path) -> None:
         (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "other"], "one recipe at a time"),
         (["eval", "./nowhere"], "nowhere"),
+        (["train", "demo", "--nproc", "9" * 30], "--nproc takes auto or a number from 1 to 1024"),
+        (["train", "demo", "--nproc", "9" * 5000], "--nproc takes auto or a number from 1 to 1024"),
         (["eval", "~nobody-here/model"], "the model folder '~nobody-here/model' does not exist"),
         (["eval", "tiny", "--task", "jsonl", "--data", "~nobody-here/x"], "does not exist"),
         (["reward", "fit", "~nobody-here/x", "--out", "m"], "neither a run folder nor a file"),
