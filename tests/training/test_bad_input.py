@@ -163,6 +163,7 @@ def test_a_model_that_is_not_there(tmp_path: pathlib.Path) -> None:
         (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "other"], "one recipe at a time"),
         (["eval", "./nowhere"], "nowhere"),
+        (["sample", "tiny", "x" * 9999], "tokens, and the model reads 512"),
         (["train", "demo", "--nproc", "9" * 30], "--nproc takes auto or a number from 1 to 1024"),
         (["train", "demo", "--nproc", "9" * 5000], "--nproc takes auto or a number from 1 to 1024"),
         (["eval", "~nobody-here/model"], "the model folder '~nobody-here/model' does not exist"),
