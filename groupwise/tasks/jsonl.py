@@ -81,7 +81,8 @@ def read_rows(path: Path) -> list[Row]:
     try:
         if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device for ever
             raise DataError(f"the dataset {path} is not a file; check task.path")
-        data = path.read_bytes()
+        with path.open("rb") as file:  # a file in /proc has no size and may have no end
+            data = file.read(os.fstat(file.fileno()).st_size)
     except OSError as error:
         hint = f"cannot be read: {error.strerror}" if path.exists() else "does not exist"
         raise DataError(f"the dataset {path} {hint}; check task.path") from error
