@@ -27,6 +27,7 @@ from groupwise.errors import GroupwiseError, RunFolderError, shortened
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
 from groupwise.tracking.inputs import note_inputs
+from groupwise.tracking.rollout_file import read_rollouts
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
 from groupwise.types import Group, group_from_json, json_line, to_json
 
@@ -51,7 +52,6 @@ OWN = re.compile(
 INDEX = "rollouts/index.jsonl"
 METRICS, FINDINGS = "metrics.jsonl", "findings.jsonl"
 _WRONG_SHAPE = (TypeError, KeyError, AttributeError, RecursionError)
-LARGEST_RATIO, SMALL_FILE = 200, 16_000_000
 SHOWN = ("loss", "reward")  # what every step's line has
 BEFORE = "before-restart-"
 
@@ -380,22 +380,6 @@ def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
         reason = shortened(" ".join(str(error).split()))
         raise RunFolderError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
     return groups
-
-
-def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The groups of one stored step, as plain dicts (`group_from_json` makes them groups)."""
-    most = most_unpacked(path.stat().st_size)
-    with gzip.open(path, "rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it unpacks to more than {LARGEST_RATIO} times its size")
-    return [json.loads(line) for line in data.splitlines()]
-
-
-def most_unpacked(size: int) -> int:
-    """Bytes that a file of answers may hold: they shrink to a tenth or so in it. What unpacks to
-    hundreds of times its size is no run's."""
-    return SMALL_FILE + LARGEST_RATIO * size
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -8,7 +8,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from groupwise.tracking.run import LARGEST_RATIO, most_unpacked
+from groupwise.tracking.rollout_file import LARGEST_RATIO, most_unpacked
 from groupwise.view.catalog import Run
 from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import StoredGroup, Unreadable, stored_group

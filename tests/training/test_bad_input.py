@@ -195,6 +195,14 @@ def test_so_does_its_process(tmp_path: pathlib.Path) -> None:
     assert "did you mean demo?" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_full_disk_under_the_output_is_one_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "groupwise", "recipes"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot write to") and "Traceback" not in done.stderr
+
+
 def test_a_path_that_reads_like_markup_is_shown_as_it_is(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
