@@ -154,8 +154,9 @@ def run(case: Case, root: pathlib.Path) -> Outcome:
         if inputs.get("beside"):
             return _two_trainers(folder, variant, whole)
         for fault in inputs["faults"]:
+            before = _files(folder / "run")
             ended = attempt(variant, folder, fault)
-            begun = (folder / "run").exists()
+            begun = _files(folder / "run") != before
             if is_fresh(variant, fault) and interpreter_was_starting(ended, begun):
                 continue
             bad = _judged(ended, fault["action"])

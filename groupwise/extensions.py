@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def existing_file(file: Path) -> Path:
-    file = file.expanduser().resolve()
+    file = Path(os.path.expanduser(file)).resolve()
     if not file.is_file():
         others = [other.name for other in file.parent.glob("*.py")]
         raise ConfigError(

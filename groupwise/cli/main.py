@@ -5,6 +5,8 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
+from typing import NoReturn
 
 from rich.logging import RichHandler
 
@@ -24,6 +26,7 @@ TYPER_INTERRUPTED = 130
 # Of a file or folder that the user named: nothing of ours is called so or lies there.
 USERS_TO_FIX = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR,
                 errno.ELOOP, errno.EROFS)  # fmt: skip
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _mask(record: logging.LogRecord) -> bool:
@@ -35,6 +38,15 @@ OUT_OF_MEMORY = (
     "this machine, its GPU or its `ulimit -v` has too little memory: free some, lower "
     "batch.tokens_per_microbatch, or take a smaller model. The last checkpoint is kept"
 )
+
+
+def _leave_full(error: OSError) -> NoReturn:
+    """Where the output goes, or the temporary folder. What is still to be printed is let go."""
+    where = shortened(str(error.filename or f"the output or {tempfile.gettempdir()}"))
+    print(f"error: cannot write to {where}: {error.strerror}; free some space", file=sys.stderr)
+    if error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(2)
 
 
 def main() -> None:
@@ -52,6 +64,8 @@ def main() -> None:
         print(f"error: {masked(str(error))}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        if error.errno in NO_ROOM:
+            _leave_full(error)
         if error.errno not in USERS_TO_FIX or error.filename is None:
             raise
         name = masked(shortened(str(error.filename)))

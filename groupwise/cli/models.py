@@ -147,7 +147,7 @@ def import_settings(
     target = pathlib.Path(out) if out else source.with_name(f"{source.stem}-recipe.yaml")
     if target.resolve() == source.resolve():
         raise ConfigError(f"--out {out} is the file that is read: name another")
-    target.write_text(recipe_text(imported, source.name), encoding="utf-8")
+    options.write_file(target, recipe_text(imported, source.name))
     for title, lines in (
         ("no counterpart", imported.lost.values()),
         ("TRL's default, written down", imported.defaults),

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from groupwise.errors import ConfigError, shortened
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe's name or file; overrides."),
@@ -35,4 +37,15 @@ JsonFile = Annotated[
 def write_json(path: pathlib.Path | None, value: Any) -> None:
     """For `--json`: nothing without a file."""
     if path is not None:
-        path.write_text(json.dumps(value, indent=2) + "\n")
+        write_file(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_file(path: pathlib.Path, text: str) -> None:
+    """To a file that the user named, which may lie where nothing can be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {shortened(str(path))}: {error.strerror}. Name a file in a folder that "
+            "is there, can be written to and has space left"
+        ) from error

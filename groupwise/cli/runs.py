@@ -162,7 +162,7 @@ def explain(
             print_step(explained, console, group)
     if html is None or page is None:
         return
-    pathlib.Path(html).write_text(page, encoding="utf-8")
+    options.write_file(pathlib.Path(html), page)
     typer.echo(f"step {explained.number} of {explained.name}: {html}")
 
 
@@ -212,5 +212,5 @@ def report(
     if out is None:
         write_whole(folder / "report.html", page)
     else:
-        pathlib.Path(out).write_text(page, encoding="utf-8")
+        options.write_file(pathlib.Path(out), page)
     typer.echo(out or str(folder / "report.html"))

@@ -12,9 +12,12 @@ from groupwise.cli.app import app, choose
 from groupwise.cli.signals import interrupt_when_stopped
 from groupwise.config import Config
 from groupwise.distributed.gpus import count_gpus, processes_for
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, quoted
 from groupwise.tracking.log_file import libraries_off_screen
 from groupwise.tracking.run import restart as set_run_aside
+
+MOST_PROCESSES = 1024
+"""That one machine starts: more is a slip of the keyboard."""
 
 
 @app.command()
@@ -97,9 +100,12 @@ def _processes(nproc: str, config: Config) -> int:
 
 
 def _count(nproc: str) -> int:
-    if not nproc.isdecimal() or int(nproc) < 1:
-        raise ConfigError(f"--nproc takes auto or a number from 1 on, not {nproc!r}")
-    return int(nproc)
+    count = int(nproc) if nproc.isdecimal() and len(nproc) < 5 else 0
+    if not 1 <= count <= MOST_PROCESSES:
+        raise ConfigError(
+            f"--nproc takes auto or a number from 1 to {MOST_PROCESSES}, not {quoted(nproc)}"
+        )
+    return count
 
 
 def _on_ray(

@@ -5,6 +5,7 @@ then the hub. `./tiny` is how to mean a folder that has one of our names.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ def resolve_model(name: str) -> str:
     """resolve_model("tiny"), ("smollm2"), ("org/name"), ("path/to/model"), ("path/to/run")"""
     if name in NAMES:
         return str(NAMES[name]())
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if name.strip() and path.exists():
         return str(_model_in(path))
     looks_like_path = name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name

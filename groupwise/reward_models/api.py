@@ -23,6 +23,7 @@ from groupwise.reward_models.model import (
 from groupwise.reward_models.predict import score_answers
 from groupwise.reward_models.quality import Quality
 from groupwise.reward_models.reward import mean_wins_of
+from groupwise.tracking.whole import writing
 
 FROM_SCRATCH_LR = 2e-3
 PRETRAINED_LR = 2e-5
@@ -90,8 +91,9 @@ def fit_to_folder(
         "validation_problems": len(validation.problems),
         **fitted.json(),
     }
-    save_reward_model(reward_model, folder)
-    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    with writing(folder):
+        save_reward_model(reward_model, folder)
+        (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 
 

@@ -11,6 +11,7 @@ it is when the data grows.
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Examples:
 
 def read_examples(source: str, *, trust_code: bool = False) -> Examples:
     """A run folder, or a file of JSON Lines. `trust_code`: for a run whose task is a function."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if (path / "config.yaml").is_file():
         return labelled_rollouts(path, trust_code=trust_code)
     if not path.is_file():
@@ -86,7 +87,7 @@ def read_examples(source: str, *, trust_code: bool = False) -> Examples:
 
 def read_answers(source: str) -> list[tuple[dict[str, Any], Prompt, str]]:
     """The rows of {"prompt", "completion"} to score, each with all of its columns."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if not path.is_file():
         raise DataError(f'there is no file {source}; give JSON Lines with "prompt", "completion"')
     return [(dict(row.columns), _prompt(row), _text(row, "completion")) for row in read_rows(path)]

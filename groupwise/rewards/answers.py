@@ -43,17 +43,22 @@ TAIL = 4000
 """Without a mark that says where it is, the answer is looked for in so many last characters."""
 
 _MATH_SECONDS = 2
-_SAYS = re.compile(r"\banswer(?: is| are|:| =)(?: ?:)? ?", re.IGNORECASE)
+_SAYS = re.compile(
+    r"\banswer(?: (?:is|are|(?:must|should|would|will) be)\b(?!n't)|:| ="
+    r"| (?=(?:[a-z]{2,6}n't|cannot|[a-z]{3,6} not)\b))(?: ?:)? ?",
+    re.IGNORECASE,
+)
 _JSON = re.compile(
     r"[\"'](?:final[_ ]?)?(?:answer|choice|option|result|solution)[\"']\s{0,4}:\s{0,4}"
     r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
     re.IGNORECASE,
 )
+_HOW_SURE = re.compile(r"[(,][^(),\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
-    r"[(\[]?([A-J])(?:[)\]][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
+    r"[(\[{\"']?([A-J])(?:[)\]}\"'][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
@@ -97,12 +102,12 @@ def final_answer(text: str) -> str | None:
         return boxed.strip() or None
     tail = text[-TAIL:]
     said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
-    return said or _last_formula(tail) or last_number(tail)
+    return said or _last_formula(tail) or last_number(_HOW_SURE.sub("", tail))
 
 
 def same_answer(given: str, truth: str) -> bool:
     """Whether two short texts state the same answer, as the module's docstring defines it."""
-    given, truth = given.strip(), truth.strip()
+    given, truth = _unboxed(given).strip(), _unboxed(truth).strip()
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
     right, ours = read_quantity(truth), read_quantity(given)
@@ -135,6 +140,11 @@ def boxed_answer(text: str) -> str | None:
         if depth == 0:
             return text[start:position]
     return None
+
+
+def _unboxed(text: str) -> str:
+    boxed = boxed_answer(text) if text.count("\\boxed") == 1 else None
+    return text if boxed is None else boxed
 
 
 def boxed_format(completion: str) -> bool:
@@ -181,7 +191,8 @@ def _last_formula(text: str) -> str | None:
 
 def _normal(text: str) -> str:
     """Text in a form that differs only where answers do: case, spaces and outer marks go."""
-    text = re.sub(r"^(?:the )?(?:final )?answer(?: is|:) ?", "", plain(text), flags=re.IGNORECASE)
+    answer = r"^(?:the )?(?:(?:final )?answer(?: is|:) ?)?"
+    text = re.sub(answer, "", plain(text), flags=re.IGNORECASE)
     text = text.casefold().strip(" .,;:?\"'")
     text = text.rstrip("!") if text.rstrip("!")[-1:].isalpha() else text  # 5! is a factorial
     # Words stay apart; around anything else a space means nothing.
@@ -211,7 +222,9 @@ def _same_mathematics(given: str, truth: str) -> bool:
     try:
         right = parse(f"${truth}$", configs, parsing_timeout=seconds)
         ours = parse(f"${given}$", configs, parsing_timeout=seconds)
-        return bool(right and ours and verify(right, ours, timeout_seconds=seconds))
+        if not right or not ours:
+            return False  # `7 < x < 8` is the interval (7, 8), where that is the truth
+        return verify(right, ours, timeout_seconds=seconds, allow_set_relation_comp=True)
     except Exception:  # whatever a parser of hostile text may raise: it is not the right answer
         return False
 
@@ -229,8 +242,6 @@ def _formula(text: str) -> str:
     """The formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
     text = _ROOT.sub(r"\\sqrt{\1}", text.replace("−", "-").replace("∞", "\\infty "))
     text = text.strip().strip("$").strip()
-    boxed = boxed_answer(text)
-    text = text if boxed is None else boxed
     return text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]")
 
 

@@ -4,6 +4,7 @@
 `model:FOLDER`, a reward model: groupwise.load makes a reward of it.
 """
 
+import os
 from pathlib import Path
 
 from groupwise.errors import ConfigError, RewardError
@@ -62,7 +63,7 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
         return name
     folder = Path(base_folder) if base_folder is not None else Path.cwd()
     try:
-        file = existing_file(folder / Path(module).expanduser())
+        file = existing_file(folder / os.path.expanduser(module))
     except ConfigError as error:
         raise RewardError(f"reward {name!r}: {error}") from error
     return f"{file}:{function}"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
 from groupwise.rewards.notation import LIMIT, ascii_digits
 from groupwise.rewards.quantities import last_number
-from groupwise.rewards.statements import stated
+from groupwise.rewards.statements import denied, stated
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -24,23 +24,29 @@ _SAYS = re.compile(
 )
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|is left|(?:is|was|must be) (?:the |our )?"
-    r"(?:correct|right|true|answer|best|only))",
+    r"(?:correct|right|true|answer|best|only)|it is\b)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
-    r"go with|it is|it's|no|wait|actually|correct:)"
+    r"go(?:ing)? with|it is|it's|no|wait|actually|correct:)"
     r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(
-    r"\bnot (?:option |choice )?\(?[A-J]\)?,? but (?:rather )?(?:option |choice )?\(?"
+    r"\b[Nn]ot (?:option |choice )?\(?[A-J]\)?,? but (?:rather )?(?:option |choice )?\(?"
     rf"{_LETTER}"
 )
 _LONE = re.compile(rf"\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}$")
 
+# The letter first, then reasons; a list of the options is none.
+_OPENS = re.compile(
+    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].]\s)\s(?!\(?[A-J]\b)|[)\].]{{0,2}}\n)",
+    re.DOTALL,
+)
+_LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
 _WITH_TEXT = re.compile(r"[(\[]?([A-J])[)\]]?[,.: -]{1,3}(.{1,200})")
-_STATEMENTS = (_SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
+_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
 
 
 def correct(completion: str, answer: str, options: Sequence[str]) -> bool:
@@ -68,9 +74,30 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         last = max(statements, key=lambda match: match.start(match.lastindex or 0))
         letter = last[last.lastindex or 0].upper()
         return letter if letter in letters else None
-    return _option(final_answer(text) or "", letters, options) or _option(
-        last_number(tail) or "", "", options
+    if len(set(_LISTED.findall(tail))) > 2:
+        return None  # a list of the options chooses none of them
+    given = final_answer(text) or tail.strip()[:LIMIT]
+    return (
+        _option(given, letters, options)
+        or _option(last_number(tail) or "", "", options)
+        or _mentioned(tail, options)
     )
+
+
+def _mentioned(text: str, options: Sequence[str]) -> str | None:
+    """The only option whose words stand in the last sentence, unless they are denied there."""
+    *_, sentence = re.split(r"\n|[.!?]\s", text.strip()[-LIMIT:].casefold())
+    found = [
+        (letter, match)
+        for letter, option in zip(LETTERS, options, strict=False)
+        if len(words := option.strip().casefold()) > 2 and not any(map(str.isdigit, words))
+        for match in [re.search(rf"(?<!\w){re.escape(words)}(?!\w)", sentence)]
+        if match
+    ]
+    if len(found) != 1:
+        return None
+    [(letter, match)] = found
+    return None if denied(sentence[: match.start()], sentence[match.end() :]) else letter
 
 
 def _option(given: str, letters: str, options: Sequence[str]) -> str | None:

@@ -117,7 +117,7 @@ async def judge(
     `request` holds further fields of the request, such as {"max_completion_tokens": 800}.
     `reward_timeout` does not cut `seconds`, `retries` and `patience` short.
     """
-    folder = default_folder() if cache_folder is None else Path(cache_folder).expanduser()
+    folder = default_folder() if cache_folder is None else Path(os.path.expanduser(cache_folder))
     server = Server(
         url=_endpoint(url),
         key=_key(key_variable),

@@ -22,7 +22,7 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\u00a0\u2000\u2002\u2003\u2004\u2005\u2007\u2008\u2009\u200a\u202f", " "),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
         **dict.fromkeys("’‘ʼ", "'"),
-        **dict.fromkeys("“”", '"'),
+        **dict.fromkeys("“”«»", '"'),
         **_VULGAR,
         "⁄": "/",
         "∕": "/",
@@ -35,10 +35,14 @@ _SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
 _WRAPPER = re.compile(
-    r"\\(?:boxed|fbox|text(?:bf|it|rm|tt)?|math(?:rm|bf|it|sf)|mbox|emph|operatorname)"
+    r"\\(?:boxed|fbox|framebox|text(?:bf|it|rm|tt|sf)?|math(?:rm|bf|it|sf)|mbox|emph|underline"
+    r"|operatorname)"
     r"\s?\{([^{}]*)\}"
 )
-_SPACING = re.compile(r"\\(?:[,;:> ]|quad\b|qquad\b|displaystyle\b|left\b|right\b)|~")
+_SPACING = re.compile(
+    r"\\(?:[,;:> ]|(?:q?quad|displaystyle|left|right|bf|rm|it|therefore)\b|(?:text)?color\{\w*\})"
+    r"|~|\\\\\s*$|</?(?:b|i|u|p|em|strong|span|code)>"
+)
 _NAMED = (
     (re.compile(r"\\[()\[\]!]"), ""),
     (re.compile(r"\\%"), "%"),
@@ -49,6 +53,7 @@ _NAMED = (
     (re.compile(r"\\(?:approx|simeq|sim)(?![A-Za-z])"), "≈"),
     (re.compile(r"\\pounds\b"), "£"),
     (re.compile(r"\\euro\b"), "€"),
+    (re.compile(r"\b([ap])\. ?m\.(?!\w)"), r"\1m"),  # 8 a.m.
 )
 _SPACES = re.compile(r"\s+")
 _POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")

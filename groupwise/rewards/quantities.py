@@ -48,8 +48,14 @@ _FRACTIONS = (
     re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?([0-9])"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?\{ ?([^{}]{1,60}?) ?\}"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?([0-9])"),
+    re.compile(r"\b([0-9]{1,9}) over ([0-9]{1,9})\b"),
+    re.compile(r"\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"),
 )
 
+_REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
+    r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9}?)(?:\\overline ?\{([0-9]{1,9})\}"
+    r"|([0-9])\4{2,20}(?:…|\.\.\.))"
+)
 _CURRENCIES = "$€£¥₹"
 _SCALES = {
     "hundred": 10**2,
@@ -117,9 +123,12 @@ _RECIPROCAL = re.compile(
 )
 _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
 _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
-_CLOCK = re.compile(r"\b([ap])\. ?m\.")
 _DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
+_IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
 _RATE = re.compile(r"/| per ")
+_PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
+    r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
+)
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
@@ -138,7 +147,7 @@ _UP_TO_NINETEEN = """
 _TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
 _WORDS = {word: 10 * tens for tens, word in enumerate(_TENS.split(), 1)}
 _WORDS |= {word: value for value, word in enumerate(_UP_TO_NINETEEN.split())}
-_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth"
+_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
 _DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
 _DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}
@@ -172,10 +181,11 @@ def read_quantity(text: str) -> Quantity | None:
     text = stated(plain(text))
     if is_date(text):
         return None
+    text = _REPEATING.sub(_repeated, text)
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
-    text = _NEGATED.sub(r"-\1", text)
-    right = _right_side(_CLOCK.sub(r"\1m", " ".join(text.split())))
+    text = _PRICE.sub(r"\1\2.", _NEGATED.sub(r"-\1", text))
+    right = _right_side(" ".join(text.split()))
     if right is None:
         return None
     if (reciprocal := _RECIPROCAL.fullmatch(right)) is not None:
@@ -188,6 +198,13 @@ def read_quantity(text: str) -> Quantity | None:
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
+
+
+def _repeated(match: re.Match[str]) -> str:
+    """A decimal whose last digits go on for ever, as a fraction: 0.\\overline{3} is 3/9."""
+    whole, fixed, cycle = match[1], match[2], match[3] or match[4]
+    over = int(f"{whole}{fixed}{cycle}") - int(f"{whole}{fixed}" or "0")
+    return f"{over}/{'9' * len(cycle)}{'0' * len(fixed)}"
 
 
 def _reciprocal(base: Fraction, power: int) -> Quantity | None:
@@ -204,10 +221,11 @@ def is_date(text: str) -> bool:
 
 def last_number(text: str) -> str | None:
     """The last number in running text as it stands there, with its sign, currency and percent."""
-    matches = list(_IN_PROSE.finditer(text))
-    if not matches:
+    spans = [match.span() for match in _IN_PROSE.finditer(text)]
+    spans = [span for span in spans if not _IN_EXPONENT.search(text[max(span[0] - 4, 0) : span[0]])]
+    if not spans:
         return None
-    start, end = matches[-1].span()
+    start, end = spans[-1]
     if start and text[start - 1] in _CURRENCIES:
         start -= 1
     # A minus is a sign unless it could subtract from what stands directly before it.
@@ -231,7 +249,7 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
 
 def _right_side(text: str) -> str | None:
     """What stands after the last `=`: 5 in `x = 5` and `2 + 3 = 5`. Of `x = 3, y = 4`, nothing."""
-    left, equals, right = text.rpartition("=")
+    left, equals, right = text.replace("≈", "=").rpartition("=")
     if not equals:
         return text
     if left.endswith(("<", ">", "!", "\\")) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
@@ -254,7 +272,10 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
         return None
     words = re.findall(r"[A-Za-z°]+[⁻¹²³⁴]*", after)
     letters = [word.rstrip("⁻¹²³⁴") for word in words]
-    if any(len(word) == 1 and word not in _UNIT_LETTERS for word in letters):
+    if any(
+        len(w) == 1 and w not in (_UNIT_LETTERS | {"a"} if i else _UNIT_LETTERS)
+        for i, w in enumerate(letters)
+    ):  # of a cup
         return None
     while words and words[0].lower() in _SCALES:
         value *= _SCALES[words.pop(0).lower()]
@@ -333,19 +354,44 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _in_words(text: str) -> Quantity | None:
-    """`twenty-one`, `five apples`, `two thousand`, `two thirds`: up to ninety-nine of something."""
-    words = re.split(r"[ -]", text.lower().rstrip(".!"))[:5]
-    if not words or words[0] not in _WORDS or len(words) > 3:
+    """`twenty-one`, `one hundred and five`, `five apples`, `two thirds`, `half`, `minus ten`."""
+    words = re.split(r"[ -]+", text.lower().rstrip(".!"))[:12]
+    negative = words[0] in ("minus", "negative") and len(words) > 1
+    words = words[1:] if negative else words
+    if words[0] in ("a", "an") and len(words) > 1 and words[1] in (*_DENOMINATORS, *_SCALES):
+        words = ["one", *words[1:]]
+    words = ["one", *words] if words[0] == "half" else words
+    if words[0] not in _WORDS:
         return None
-    value, rest = Fraction(_WORDS[words[0]]), words[1:]
-    if rest and rest[0] in _DENOMINATORS:
+    value, rest = _spelled(words)
+    if rest[:1] == ["and"] and rest[1:2] and rest[1] in ("a", "one") and len(rest) > 2:
+        value, rest = value + Fraction(1, _DENOMINATORS.get(rest[2], 1)), rest[3:]
+    elif rest and rest[0] in _DENOMINATORS:
         value, rest = value / _DENOMINATORS[rest[0]], rest[1:]
-    elif rest and value >= 20 and 0 < _WORDS.get(rest[0], 0) < 10:
-        value, rest = value + _WORDS[rest[0]], rest[1:]
-    if rest and rest[0] in _SCALES:
-        value, rest = value * _SCALES[rest[0]], rest[1:]
     if len(rest) > 1 or not all(word.isalpha() and len(word) > 1 for word in rest):
         return None
     if rest and (rest[0] in _WORDS or rest[0] in _SCALES or rest[0] in ("and", "or")):
         return None
-    return Quantity(value, unit=rest[0] if rest and rest[0] in _UNITS else None)
+    unit = rest[0] if rest and rest[0] in _UNITS else None
+    return Quantity(-value if negative else value, unit=unit)
+
+
+def _spelled(words: list[str]) -> tuple[Fraction, list[str]]:
+    """The number that a list of words begins with, and the words after it. The second of two that
+    do not join (`five six`) is left over."""
+    total, part, smallest = 0, 0, 100
+    while words:
+        value, scale = _WORDS.get(words[0]), _SCALES.get(words[0])
+        joins = value is not None and 0 < value < smallest and (smallest != 10 or value < 10)
+        if words[0] == "and" and part and smallest == 100 and words[1:2] and words[1] in _WORDS:
+            words = words[1:]
+        elif value is not None and (joins or not total + part):
+            part, smallest = part + value, 10 if value >= 20 and not value % 10 else 0
+            words = words[1:]
+        elif scale == 100 and 0 < part < 100:
+            part, smallest, words = part * 100, 100, words[1:]
+        elif scale and scale > 100 and part:
+            total, part, smallest, words = total + part * scale, 0, 100, words[1:]
+        else:
+            break
+    return Fraction(total + part), words

@@ -8,8 +8,9 @@ Every pattern is linear and is given at most notation.LIMIT characters.
 import re
 
 _CORRECTION = re.compile(
-    r"\b(?i:not) (?P<no>[^,;]{1,60}?),? but (?:rather )?(?P<yes>.+)"
-    r"|^(?P<first>.{1,60}?)[,.?!…]{1,4} ?(?i:no|wait|sorry|I mean)\b[,:;. -]*(?P<then>[^a-z].*)",
+    r"\b(?i:not) (?P<no>[^,;]{1,60}?)(?:,? but (?:rather )?|[,;.] (?i:it is|it's) )(?P<yes>.+)"
+    r"|^(?P<first>.{1,60}?)[,.?!…;-]{1,4} ?"
+    r"(?i:no|wait|sorry|I mean|actually|rather|correction)\b[,:;. -]*(?P<then>[^a-z].*)",
     re.DOTALL,
 )
 _AFTERTHOUGHT = re.compile(
@@ -17,21 +18,25 @@ _AFTERTHOUGHT = re.compile(
     r"[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
 )
 _NOTE = re.compile(
-    r"[,;]?\s(?:\((?!(?:or|and|mod|base)\b)[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[0-9]{1,3}\]"
-    r"|(?:as of|according to|with .{0,20}\bconfidence|confidence|see|cf\.?|\|)(?: |:).{0,120}"
-    r"|with .{0,20}confidence)[.\s]*$",
+    r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
+    r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
+    r"|(?:as of|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
+    r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
+    r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,
 )
 _BOUND_BEFORE = re.compile(
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
     r"|up to|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
+    r"|twice|double|triple|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of"
     r"|(?:anything|everything|any|all|everyone) but)"
     r"(?: the| a| an| for)? ?$"
     r"|\b(?:never|not|cannot|[a-z]+n't)\b",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
-    r"\b(?:wrong|incorrect|false|impossible|not|never|cannot|[a-z]+n't|or (?:more|less|fewer|so))\b"
+    r"\b(?:wrong|incorrect|false|impossible|not|never|cannot|[a-z]+n't|at (?:least|most)"
+    r"|or (?:more|less|fewer|so))\b"
     r"|^ ?\+(?: |$)",
     re.IGNORECASE,
 )

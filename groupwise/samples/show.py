@@ -3,6 +3,7 @@
 from rich.panel import Panel
 
 from groupwise.config import Config
+from groupwise.errors import ModelError
 from groupwise.load import Parts, load_parts
 from groupwise.policy.prompts import prompt_tokens
 from groupwise.report.conversation import answer_text, answer_tokens
@@ -34,7 +35,13 @@ def print_samples(config: Config, prompt: str | None, count: int, temperature: f
             problems, group_size = parts.problems["test"][:count], 1
         else:
             problem = asked_as_trained(prompt, parts.task)
-            problems = [(problem, prompt_tokens(problem, parts.policy.tokenizer))]
+            tokens = prompt_tokens(problem, parts.policy.tokenizer)
+            most = getattr(
+                parts.policy.model.config.get_text_config(), "max_position_embeddings", None
+            )
+            if most is not None and len(tokens) >= most:
+                raise ModelError(f"the prompt has {len(tokens)} tokens, and the model reads {most}")
+            problems = [(problem, tokens)]
             group_size = count
         groups = parts.sample_groups(
             problems, sampling, group_size=group_size, step="sample", in_episodes=prompt is None

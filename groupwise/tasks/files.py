@@ -7,6 +7,7 @@ a new validation split is taken out of that.
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def read_dataset(
     path: str | None, hub_id: str, hub_name: str | None = None, revision: str | None = None
 ) -> dict[Split, list[Row]]:
     """The splits that there are, by our names for them. There is always one to train on."""
-    folder = Path(path).expanduser() if path else None
+    folder = Path(os.path.expanduser(path)) if path else None
     rows = _from_folder(folder) if folder else _from_hub(hub_id, hub_name, revision)
     if "train" not in rows:
         if "validation" not in rows:
@@ -75,7 +76,7 @@ def _from_folder(folder: Path) -> dict[Split, list[Row]]:
 
 def read_file_folder_or_hub(path: str) -> dict[Split, list[Row]]:
     """Of one file of rows, a folder of splits (JSON, or what `datasets` reads), or a hub id."""
-    local = Path(path).expanduser()
+    local = Path(os.path.expanduser(path))
     if local.is_file():
         return {"train": read_json(local)}
     if local.is_dir() and any(local.glob("*.json*")):

@@ -7,6 +7,7 @@ itself counts in any usual form. Worked examples are the first rows of the train
 then not trained on.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def _rows(path: str | None) -> tuple[list[Row], list[Row]]:
     if path is None:
         dataset = load_splits(HUB_ID, HUB_NAME)
         return split_rows(dataset, HUB_ID, "train"), split_rows(dataset, HUB_ID, "test")
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     return read_rows(folder / "train.jsonl"), read_rows(folder / "test.jsonl")
 
 

@@ -4,6 +4,7 @@ Rows are read as in tasks/jsonl.py. Columns that JSON cannot hold (images, audio
 out, since problems are stored with the answers to them.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,9 @@ from groupwise.errors import DataError
 from groupwise.hub import hub_or_cache
 from groupwise.tasks.base import Split, Task
 from groupwise.tasks.jsonl import Row, task_of
+
+MOST_FILES = 20_000
+"""In a local folder. `datasets` lists all that lies below it: of `/` that takes an hour."""
 
 
 def build(settings: HubTask) -> Task:
@@ -33,6 +37,14 @@ def load_splits(
     """All splits of a dataset, by name, or a DataError with the way out."""
     import datasets  # half a second and much memory, for this kind of task alone
 
+    count = 0
+    for _, _, files in os.walk(path):
+        count += len(files)
+        if count > MOST_FILES:
+            raise DataError(
+                f"{path} holds more than {MOST_FILES} files: set task.path to the folder with the "
+                "data alone"
+            )
     try:
         with nullcontext() if Path(path).exists() else hub_or_cache():
             return datasets.load_dataset(path, name, revision=revision)  # pyright: ignore[reportReturnType]

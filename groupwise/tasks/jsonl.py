@@ -11,6 +11,7 @@ Files that the user split are taken as they are; splits that are missing are tak
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Row:
 
 
 def build(settings: JsonlTask) -> Task:
-    path = Path(settings.path).expanduser()
+    path = Path(os.path.expanduser(settings.path))
     files: dict[Split, Path] = {"train": path}
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in SPLITS}
@@ -78,7 +79,10 @@ def _texts(problem: Problem) -> Iterator[str]:
 def read_rows(path: Path) -> list[Row]:
     """The objects of a JSON Lines file; blank lines are skipped, anything else bad is refused."""
     try:
-        data = path.read_bytes()
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device for ever
+            raise DataError(f"the dataset {path} is not a file; check task.path")
+        with path.open("rb") as file:  # a file in /proc has no size and may have no end
+            data = file.read(os.fstat(file.fileno()).st_size)
     except OSError as error:
         hint = f"cannot be read: {error.strerror}" if path.exists() else "does not exist"
         raise DataError(f"the dataset {path} {hint}; check task.path") from error

@@ -7,6 +7,7 @@ groupwise.rewards.answers. A validation split is taken out of train by a hash of
 """
 
 import logging
+import os
 from pathlib import Path
 
 from groupwise.config.tasks import MathTask
@@ -47,7 +48,7 @@ def build(settings: MathTask) -> Task:
 
 
 def _rows(path: str | None) -> dict[Split, list[Row]]:
-    folder = Path(path).expanduser() if path else None
+    folder = Path(os.path.expanduser(path)) if path else None
     if folder is None or not (folder / "train").is_dir():
         return read_dataset(path, HUB_ID, HUB_NAME)
     rows: dict[Split, list[Row]] = {}

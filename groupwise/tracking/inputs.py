@@ -4,7 +4,9 @@ inputs.json has a digest of each. A change cannot be undone here, so it is said,
 on with what is there now.
 """
 
+import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -18,6 +20,8 @@ INPUTS = "inputs.json"
 READ_WHOLE = 2**26
 """Of larger files the size and some blocks count: other weights differ in all of them."""
 BLOCKS, BLOCK = 64, 2**20
+MOST_FILES, MOST_BYTES = 20_000, 2**32
+"""Of a folder: who names `/` as a model should hear so before all of it was read."""
 KEPT_OUT = (".png", ".html", ".md", ".lock")
 
 log = logging.getLogger("groupwise")
@@ -50,7 +54,7 @@ def input_paths(config: Config) -> dict[str, pathlib.Path]:
     found: dict[str, pathlib.Path] = {}
     for key, value in values.items():
         for text in (value.removeprefix("model:"), value.rpartition(":")[0]):
-            place = pathlib.Path(text).expanduser() if text and "\0" not in text else None
+            place = pathlib.Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if place is not None and len(text) < 1000 and place.exists():
                 found[key if value in key else f"{key}={value}"] = place
                 break
@@ -60,21 +64,25 @@ def input_paths(config: Config) -> dict[str, pathlib.Path]:
 def digest(place: pathlib.Path) -> str:
     """Of a file's content, or of those in a folder; of a run folder, of its model."""
     place = place / "model" if (place / "model").is_dir() else place
-    files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
-    total = hashlib.blake2b(digest_size=16)
+    inside = (path for path in place.rglob("*") if path.is_file())
+    files = [place] if place.is_file() else sorted(itertools.islice(inside, MOST_FILES))
+    total, left = hashlib.blake2b(digest_size=16), MOST_BYTES
     for file in files:
         if file.suffix not in KEPT_OUT and not file.name.startswith("."):
             name = file.name if file == place else str(file.relative_to(place))
-            total.update(f"{name} {file.stat().st_size}\n".encode(errors="replace"))
-            _add(file, total)
+            with contextlib.suppress(OSError):  # what cannot be read is not read by the run
+                size = file.stat().st_size
+                total.update(f"{name} {size}\n".encode(errors="replace"))
+                left -= min(size, READ_WHOLE)
+                if left > 0:
+                    _add(file, size, total)
     return total.hexdigest()
 
 
-def _add(file: pathlib.Path, total: "hashlib.blake2b") -> None:
-    size = file.stat().st_size
+def _add(file: pathlib.Path, size: int, total: "hashlib.blake2b") -> None:
     with file.open("rb") as opened:
         if size <= READ_WHOLE:
-            total.update(opened.read())
+            total.update(opened.read(size))  # what has none, in /proc, may keep us waiting
             return
         for block in range(BLOCKS):
             opened.seek(block * (size - BLOCK) // (BLOCKS - 1))

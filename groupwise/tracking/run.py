@@ -27,6 +27,7 @@ from groupwise.errors import GroupwiseError, RunFolderError, shortened
 from groupwise.recipe import parse, read_yaml, write_config
 from groupwise.secrets import without_secrets
 from groupwise.tracking.inputs import note_inputs
+from groupwise.tracking.rollout_file import read_rollouts
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
 from groupwise.types import Group, group_from_json, json_line, to_json
 
@@ -377,12 +378,6 @@ def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
         reason = shortened(" ".join(str(error).split()))
         raise RunFolderError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
     return groups
-
-
-def read_rollouts(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The groups of one stored step, as plain dicts (`group_from_json` makes them groups)."""
-    with gzip.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -8,6 +8,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from groupwise.tracking.rollout_file import LARGEST_RATIO, most_unpacked
 from groupwise.view.catalog import Run
 from groupwise.view.stored_file import open_stored
 from groupwise.view.stored_group import StoredGroup, Unreadable, stored_group
@@ -18,9 +19,6 @@ MOST_CONTAINERS = 2_000_000
 """Lists and mappings in one group: a small one takes twenty times its bytes in memory."""
 MOST_GROUPS = 50_000
 KEPT_BYTES = 64_000_000
-# Answers shrink to a tenth or so in a file. What unpacks to hundreds of times its size is no run's.
-LARGEST_RATIO = 200
-SMALL_FILE = 16_000_000
 
 
 class RolloutFiles:
@@ -50,7 +48,7 @@ class RolloutFiles:
             path = self._run.file("rollouts", f"step-{step:06d}.jsonl.gz")
             with open_stored(path) as stored, gzip.open(stored, "rb") as file:
                 status = os.fstat(stored.fileno())
-                left = SMALL_FILE + LARGEST_RATIO * status.st_size
+                left = most_unpacked(status.st_size)
                 index = 0
                 while line := file.readline(min(LONGEST_GROUP, left)):
                     left -= len(line)

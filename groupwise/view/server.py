@@ -192,7 +192,7 @@ class Viewer:
 
 def build_app(viewer: Viewer, token: str, names: Iterable[str], cookie: str) -> Guard:
     """The whole application, guarded: build_app(viewer, "s3cret", ["localhost"], "view")"""
-    run, step = "/api/runs/{run}", "/api/runs/{run}/steps/{step:int}"
+    run, step = "/api/runs/{run}", "/api/runs/{run}/steps/{step}"
     answers: dict[str, Callable[[Request], Any]] = {
         "/api/runs": viewer.runs,
         "/api/settings": viewer.settings,
@@ -207,9 +207,9 @@ def build_app(viewer: Viewer, token: str, names: Iterable[str], cookie: str) -> 
         f"{run}/problem": viewer.problem,
         f"{run}/steps": viewer.steps,
         f"{step}/groups": viewer.groups,
-        f"{step}/groups/{{group:int}}": viewer.group,
-        f"{step}/groups/{{group:int}}/tokens": viewer.tokens,
-        f"{step}/groups/{{group:int}}/text": viewer.text,
+        f"{step}/groups/{{group}}": viewer.group,
+        f"{step}/groups/{{group}}/tokens": viewer.tokens,
+        f"{step}/groups/{{group}}/text": viewer.text,
     }
     routes = [
         Route("/", lambda request: FileResponse(STATIC / "index.html")),
@@ -246,19 +246,21 @@ def _wanted(request: Request) -> scan.Wanted:
 
 def _number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name)
-    if text is None:
-        return default
+    return default if text is None else _whole(name, text)
+
+
+def _whole(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise BadRequest(f"{name} must be a whole number")
     return int(text)
 
 
 def _step(request: Request) -> int:
-    return min(request.path_params["step"], 2**53)
+    return _whole("step", request.path_params["step"])
 
 
 def _group(request: Request) -> int:
-    return request.path_params["group"]
+    return _whole("group", request.path_params["group"])
 
 
 def _covered(coverage: Any) -> dict[str, Any]:

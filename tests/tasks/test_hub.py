@@ -128,3 +128,13 @@ def test_a_loading_script_in_a_dataset_folder_is_not_run(tmp_path: Path) -> None
     with pytest.raises(DataError, match="cannot load the dataset"):
         hub.load_splits(str(folder), None)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_of_everything_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "MOST_FILES", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.csv").write_text("prompt,answer\n1,2\n")
+    with pytest.raises(DataError, match="holds more than 3 files: set task"):
+        hub.build(HubTask(path=str(tmp_path)))

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,14 @@ def test_bad_input_is_refused_with_its_place_and_the_fix(
 
     with pytest.raises(DataError, match=message):
         build(file)
+
+
+@pytest.mark.parametrize("name", ["pipe", "zero"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="is not a file"):
+        build(tmp_path / name)
 
 
 def test_a_missing_file_or_a_folder_without_train_says_what_there_is(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from groupwise.policy.resolve import TINY
 from groupwise.recipe import parse
+from groupwise.tracking import inputs
 from groupwise.tracking.inputs import BLOCK, digest, input_paths, note_inputs
 from groupwise.tracking.run import INDEX, RunFolder, stored_steps
 from groupwise.training.api import train
@@ -72,3 +73,19 @@ def test_of_stored_answers_the_newest_are_kept(tmp_path: pathlib.Path) -> None:
             run.log_rollouts(step, [])
     assert stored_steps(tmp_path / "run") == [4, 5]
     assert len((tmp_path / "run" / INDEX).read_text().splitlines()) == 5
+
+
+def test_a_folder_of_everything_is_not_read_whole(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert digest(pathlib.Path("/proc/self"))  # some files there never end, some cannot be read
+    for name in "abc":
+        (tmp_path / name).write_text(name * 100)
+    whole = digest(tmp_path)
+    monkeypatch.setattr(inputs, "MOST_BYTES", 150)
+    (tmp_path / "c").write_text("x" * 100)  # the same size, and past what is read
+    by_size = digest(tmp_path)
+    (tmp_path / "c").write_text("y" * 100)
+    assert whole != by_size == digest(tmp_path)
+    monkeypatch.setattr(inputs, "MOST_FILES", 1)
+    assert digest(tmp_path) != by_size

@@ -56,6 +56,12 @@ def test_files_that_are_none_are_named(run: pathlib.Path, content: bytes) -> Non
         stored_groups(run, 1)
 
 
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(run: pathlib.Path) -> None:
+    rollouts_file(run, 1).write_bytes(10 * gzip.compress(b" " * 20_000_000, 1))
+    with pytest.raises(RunFolderError, match="unpacks to more than 200 times its size"):
+        stored_groups(run, 1)
+
+
 def test_a_pipe_is_no_stored_step(run: pathlib.Path) -> None:
     os.mkfifo(rollouts_file(run, 2))
     assert stored_steps(run) == [1]

@@ -163,6 +163,15 @@ def test_a_model_that_is_not_there(tmp_path: pathlib.Path) -> None:
         (["train", "dmeo"], "did you mean demo?"),
         (["train", "demo", "other"], "one recipe at a time"),
         (["eval", "./nowhere"], "nowhere"),
+        (["sample", "tiny", "x" * 9999], "tokens, and the model reads 512"),
+        (["train", "demo", "--nproc", "9" * 30], "--nproc takes auto or a number from 1 to 1024"),
+        (["train", "demo", "--nproc", "9" * 5000], "--nproc takes auto or a number from 1 to 1024"),
+        (["eval", "~nobody-here/model"], "the model folder '~nobody-here/model' does not exist"),
+        (["eval", "tiny", "--task", "jsonl", "--data", "~nobody-here/x"], "does not exist"),
+        (["reward", "fit", "~nobody-here/x", "--out", "m"], "neither a run folder nor a file"),
+        (["train", "demo", "rewards=[~nobody-here/x.py:f]", "--quiet"], "there is no file"),
+        (["import", "trl.json", "--out", "no/r.yaml"], "cannot write no/r.yaml: No such file"),
+        (["import", "trl.json", "--out", "/dev/full"], "cannot write /dev/full: No space left"),
     ],
 )
 def test_the_command_line_exits_with_2_and_no_traceback(
@@ -173,6 +182,7 @@ def test_the_command_line_exits_with_2_and_no_traceback(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    pathlib.Path("trl.json").write_text("{}")
     assert exit_code(arguments, monkeypatch) == 2
     errors = capfd.readouterr().err
     assert message in errors and "Traceback" not in errors
@@ -183,6 +193,14 @@ def test_so_does_its_process(tmp_path: pathlib.Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "did you mean demo?" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_full_disk_under_the_output_is_one_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "groupwise", "recipes"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot write to") and "Traceback" not in done.stderr
 
 
 def test_a_path_that_reads_like_markup_is_shown_as_it_is(

@@ -214,6 +214,13 @@ def test_numbers_in_addresses_are_checked(tmp_path: pathlib.Path, query: str) ->
     assert client(run).get(f"{api(run)}/metrics?{query}").status_code == 400
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 16, "x", "-1", "%D9%A1"])
+def test_numbers_in_paths_are_checked(tmp_path: pathlib.Path, number: str) -> None:
+    run = make_run(tmp_path / "run")
+    for path in (f"steps/{number}/groups", f"steps/1/groups/{number}"):
+        assert client(run).get(f"{api(run)}/{path}").status_code == 400
+
+
 def test_summary_shows_before_and_after(tmp_path: pathlib.Path) -> None:
     run = make_run(tmp_path / "run")
     browser = client(run)
