@@ -12,9 +12,10 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from groupwise.environments.base import Reply, Turn
+from groupwise.environments.base import Reply, ToolSpec, Turn
 from groupwise.errors import DataError
 from groupwise.types import Problem
 
@@ -66,7 +67,7 @@ FAULTS = {
 class Faulty:
     """Two turns, then 1.0; in the second it does what the problem says."""
 
-    tools = ()
+    tools: Sequence[ToolSpec] = ()
 
     def __init__(self, problem: Problem) -> None:
         global MADE
