@@ -281,6 +281,16 @@ class Config(Settings):
     def compiles_training(self) -> bool:
         return self.compile == "all" or (self.compile == "auto" and self.steps >= 100)
 
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether log-probs from before a step's first update have to be computed for it."""
+        off_policy = self.batch.minibatches * self.batch.epochs > 1
+        return off_policy or self.algorithm.kl_in_reward or self.algorithm.top_entropy < 1
+
+    @property
+    def reference_moves(self) -> bool:
+        return self.algorithm.needs_reference and self.reference.kind in ("copied", "mixed")
+
     @model_validator(mode="before")
     @classmethod
     def _other_samplers_are_corrected_for(cls, data: Any) -> Any:

@@ -53,10 +53,9 @@ def keeps_whole_copy(config: Config, policy: Policy, world: World) -> bool:
     """Whether each rank keeps the model whole beside its shard of it: to sample from, for a
     reference that follows it, or because it is saved in another form than it is trained in."""
     sharded = kind_for(config, world) in ("fsdp2", "zero3")
-    moves = config.algorithm.needs_reference and config.reference.kind in ("copied", "mixed")
     converted = is_saved_in_another_form(policy.model)
-    elsewhere = config.place.kind != "here"
-    return not (sharded and elsewhere) or policy.adapter is not None or moves or converted
+    copied = policy.adapter is not None or config.reference_moves or converted
+    return copied or not sharded or config.place.kind == "here"
 
 
 def make_optimizer(

@@ -53,8 +53,7 @@ def annotate(batch: Batch, state: TrainState, config: Config) -> Batch:
     def computed(work: Callable[[int], Sequence[Tensor]]) -> list[Tensor]:
         return [t_BT.to(policy.device) for t_BT in state.budget.fit(work, lambda: None, longest)]
 
-    off_policy = config.batch.minibatches * config.batch.epochs > 1
-    if off_policy or objective.kl_in_reward or objective.top_entropy < 1:
+    if config.needs_old_logprobs:
         fused = compiles_training(policy.model, policy.device, config)
         logprobs_BT, entropies_BT = computed(
             lambda tokens: batch_logprobs(policy, batch, temperature, tokens, compiled=fused)

@@ -156,7 +156,6 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         reference = "server" if elsewhere else "copy"
         if adapter is not None and reference == "copy":
             reference = "adapter_off"
-    off_policy = batch.minibatches * batch.epochs > 1
     here = config.place.kind == "here"
     vllm = config.engine if here and isinstance(config.engine, VllmEngineSettings) else None
     return Job(
@@ -181,8 +180,8 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         or (world > 1 and (split.offload_optimizer or split.offload_parameters)),
         offload_weights=world > 1 and split.offload_parameters,
         reference=reference,
-        reference_moves=objective.needs_reference and config.reference.kind in ("copied", "mixed"),
-        old_logprobs=off_policy or objective.kl_in_reward or objective.top_entropy < 1,
+        reference_moves=config.reference_moves,
+        old_logprobs=config.needs_old_logprobs,
         engine=_engine(config),
         max_batch=config.engine.max_batch,
         engine_share=vllm.memory_share if vllm else 0.0,
