@@ -11,6 +11,7 @@ from groupwise.policy import padded_attention
 from groupwise.policy.attention import AttentionOptions
 from groupwise.policy.packed_attention import PackedAttention, PackedSequences, group_sequences
 from groupwise.policy.padded_attention import PaddedSequences
+from same_gradients import assert_same_with_gradients
 
 CPU = torch.device("cpu")
 GROUPS = [[3, 2, 0, 4], [1, 5], [6], [9, 1, 1, 30]]
@@ -52,14 +53,7 @@ def test_each_answer_attends_to_its_prompt_and_itself(
     q_row, k_row, v_row = (x.transpose(0, 1)[None] for x in (q, k, v))
     packed = PackedAttention(GROUPS, CPU)(None, q_row, k_row, v_row, options)[0]
     expected = alone(q, k, v, *group_sequences(GROUPS), options)
-    assert torch.allclose(packed, expected, atol=1e-12)
-    weights = torch.randn_like(expected)
-    for ours, theirs in zip(
-        torch.autograd.grad((packed * weights).sum(), (q, k, v)),
-        torch.autograd.grad((expected * weights).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-12)
+    assert_same_with_gradients(packed, expected, (q, k, v), 1e-12)
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,6 +11,7 @@ from groupwise.policy import varlen_attention
 from groupwise.policy.attention import AttentionOptions
 from groupwise.policy.packed_attention import PackedAttention, group_sequences
 from groupwise.policy.varlen_attention import VarlenSequences
+from same_gradients import assert_same_with_gradients
 
 GROUPS = [[3, 2, 0, 4], [1, 5], [6]]
 
@@ -69,11 +70,4 @@ def test_one_varlen_call_is_the_attention_of_each_answer_to_its_prompt_and_itsel
     flat_q, flat_k, flat_v = (x[0].transpose(0, 1) for x in (q, k, v))
     sequences = VarlenSequences(*group_sequences(GROUPS), torch.device("cpu"))
     packed = sequences.attention(flat_q, flat_k, flat_v, options)
-    assert torch.allclose(packed, expected, atol=1e-5)
-    weights = torch.randn_like(expected)
-    for ours, theirs in zip(
-        torch.autograd.grad((packed * weights).sum(), (q, k, v)),
-        torch.autograd.grad((expected * weights).sum(), (q, k, v)),
-        strict=True,
-    ):
-        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert_same_with_gradients(packed, expected, (q, k, v), 1e-5)
