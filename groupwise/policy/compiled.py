@@ -68,6 +68,8 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler can fail in any way; the layer itself always works
+            if type(error).__module__ == torch.utils.checkpoint.__name__:
+                raise  # how a layer that is computed again is left, once it has what was missing
             log.warning("layers run without torch.compile: %s", str(error).split("\n")[0])
             _uncompilable.add(kind)
     return kind.forward(layer, *args, **kwargs)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from groupwise.policy import compiled
+from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.compiled import compiled_layers, decoder_layers
 from groupwise.recipe import parse
 from groupwise.training import update
@@ -14,11 +15,15 @@ from updates import accumulate
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("activations", ["kept", "recomputed", "offloaded"])
 @pytest.mark.parametrize("layout", ["padded", "shared_prefix"])
 def test_the_gradient_of_compiled_layers_is_the_plain_one(
-    layout, monkeypatch: pytest.MonkeyPatch
+    layout, activations: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = replace(random_policy("qwen2"), layout=layout)
+    if activations != "kept":  # backward computes each layer again, and leaves it in the middle
+        checkpoint_activations(policy.model, offload=activations == "offloaded")
+        policy.model.train()
     groups = random_groups(3, 4, 1)
     grads = []
     for fused in (False, True):
