@@ -72,9 +72,9 @@ class Run:
     accuracy: float
 
 
-def run(track: Track, seed: int, settings: Sequence[str]) -> Run:
+def run(track: Track, seed: int, settings: Sequence[str], keep: pathlib.Path | None) -> Run:
     with tempfile.TemporaryDirectory() as folder:
-        out = pathlib.Path(folder) / "run"
+        out = (keep or pathlib.Path(folder)) / f"seed-{seed}"
         command = [sys.executable, "-m", "groupwise", "train", *track.recipe, "--out", str(out)]
         command += ["--quiet", *settings, *track.fixed, f"seed={seed}"]
         began = time.perf_counter()
@@ -152,6 +152,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--model", help="gpu: a folder or id of Qwen2.5-Coder-1.5B-Instruct")
     parser.add_argument("--data", help="gpu: a folder with GSM8K")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="fewer: a try, no record")
+    parser.add_argument("--keep", type=pathlib.Path, help="keep the runs in this folder")
     parser.add_argument("--record", action="store_true", help="add a line to the records")
     options = parser.parse_intermixed_args(argv)
     track = TRACKS[options.track]
@@ -161,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
     placed = [f"{name}={value}" for name, value in places.items() if value]
     runs: list[Run] = []
     for seed in SEEDS[: options.seeds]:
-        runs.append(run(track, seed, [*settings, *placed]))
+        runs.append(run(track, seed, [*settings, *placed], options.keep))
         last = runs[-1]
         print(
             f"seed {seed}: {last.accuracy:.1%} after {last.steps} steps, {last.seconds:.1f} s "

@@ -92,6 +92,12 @@ class ToolsEnvironment(HasIsolation):
     `calculate` and `python`, which runs programs in a sandbox."""
 
 
+class CodeBlocksEnvironment(EnvironmentSettings):
+    """Runs the ```python blocks of a turn and shows what they print; a turn without one ends."""
+
+    kind: Literal["code_blocks"] = "code_blocks"
+
+
 class GuessNumberEnvironment(EnvironmentSettings):
     """Says higher or lower to each guess, for the task `guess_number`."""
 
@@ -225,6 +231,7 @@ def check_problems(environment: str, task: str) -> None:
 AnyEnvironment = Annotated[
     Annotated[NoEnvironment, Tag("none")]
     | Annotated[ToolsEnvironment, Tag("tools")]
+    | Annotated[CodeBlocksEnvironment, Tag("code_blocks")]
     | Annotated[TrlEnvironmentSettings, Tag("trl")]
     | Annotated[GuessNumberEnvironment, Tag("guess_number")]
     | Annotated[AgentEnvironment, Tag("agent")]

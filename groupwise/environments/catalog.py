@@ -8,6 +8,7 @@ from groupwise.config import Config, InFlight
 from groupwise.config.environment import (
     AgentEnvironment,
     AnyEnvironment,
+    CodeBlocksEnvironment,
     EnvironmentSettings,
     GuessNumberEnvironment,
     HasIsolation,
@@ -23,6 +24,7 @@ from groupwise.config.environment import (
 from groupwise.environments.agent import agent_environment
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.calculator import calculate
+from groupwise.environments.code_blocks import code_blocks_environment
 from groupwise.environments.episode import Limits
 from groupwise.environments.groups import Episodes
 from groupwise.environments.guess_number import GuessNumber
@@ -85,6 +87,7 @@ def _agent(settings: AgentEnvironment) -> EnvironmentFactory:
 
 ENVIRONMENTS: dict[type[EnvironmentSettings], Callable[[Any], EnvironmentFactory]] = {
     ToolsEnvironment: _tools,
+    CodeBlocksEnvironment: lambda settings: code_blocks_environment(),
     TrlEnvironmentSettings: _trl,
     McpEnvironmentSettings: lambda settings: mcp_environment(settings.command, settings.shared),
     OpenEnvSettings: lambda settings: openenv_environment(settings.url, settings.show),

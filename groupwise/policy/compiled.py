@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
@@ -68,7 +69,7 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler can fail in any way; the layer itself always works
-            if type(error).__module__ == torch.utils.checkpoint.__name__:
+            if type(error).__module__ == checkpoint.__name__:
                 raise  # how a layer that is computed again is left, once it has what was missing
             log.warning("layers run without torch.compile: %s", str(error).split("\n")[0])
             _uncompilable.add(kind)

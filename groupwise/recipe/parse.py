@@ -36,7 +36,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             f"override {quoted(override)} must look like key=value, e.g. batch.prompts=8"
         )
     try:
-        value = load_yaml(text)
+        value = _value(text)
     except ConfigError as error:
         raise ConfigError(f"override {quoted(override)}: {error}") from error
     *parents, last = key.split(".")
@@ -53,3 +53,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     if not parents and last in SHORTHAND and isinstance(value, str):
         value = block_of(last, value)
     node[last] = value
+
+
+def _value(text: str) -> Any:
+    """What is typed is YAML. A sentence is text, also with a `: ` or ` #` that means more there."""
+    is_sentence = text[:1].isalpha() and "\n" not in text and " " in text.partition(": ")[0]
+    return text if is_sentence else load_yaml(text)

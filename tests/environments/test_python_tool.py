@@ -1,11 +1,11 @@
-"""Programs as a tool: run in the sandbox, and what they print told to the model."""
+"""Programs, as calls of a tool or as blocks: run in the sandbox, and what they print told."""
 
 import asyncio
 
 import pytest
 
 from environments.test_tools_and_trl import call, episode_of
-from groupwise.environments import catalog
+from groupwise.environments import catalog, code_blocks
 from groupwise.environments.catalog import find_environment
 from groupwise.environments.python_tool import MOST_CHARACTERS, python
 from groupwise.errors import RewardError
@@ -47,3 +47,40 @@ def test_a_machine_that_cannot_isolate_refuses_the_tool_before_the_run(
     monkeypatch.setattr(catalog, "check_isolation", cannot)
     with pytest.raises(RewardError, match="cannot isolate"):
         find_environment(small_config("environment.functions=[python]").environment)
+
+
+def block(code: str) -> str:
+    return f"Let me see.\n```python\n{code}\n```"
+
+
+def test_the_blocks_of_a_turn_are_one_program_whose_output_is_the_reply() -> None:
+    factory = find_environment(small_config("environment.kind=code_blocks").environment)
+    assert factory is not None
+    turns = block("a = 3 + 4") + "\n" + block("print(a)"), "It is 7."
+    episode, shown = episode_of(factory, *turns)
+    told = [m["content"] for m in episode.messages if m["role"] == "user"]
+    assert told[-1] == "```output\n7\n```"
+    assert (len(episode.turns), episode.messages[-1]["content"]) == (2, "It is 7.")
+    assert "tool" not in shown
+
+
+@pytest.mark.parametrize(
+    "turn",
+    ["It is 7.", "```\nprint(7)\n```", "```python\nprint(7)", f"{block('print(7)')}</think>7"],
+)
+def test_a_turn_without_a_whole_program_is_the_last(turn: str) -> None:
+    factory = find_environment(small_config("environment.kind=code_blocks").environment)
+    assert factory is not None
+    episode, _ = episode_of(factory, turn)
+    assert len(episode.turns) == 1
+
+
+def test_a_machine_that_cannot_isolate_refuses_blocks_before_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cannot() -> str:
+        raise RewardError("this machine cannot isolate")
+
+    monkeypatch.setattr(code_blocks, "check_isolation", cannot)
+    with pytest.raises(RewardError, match="cannot isolate"):
+        find_environment(small_config("environment.kind=code_blocks").environment)

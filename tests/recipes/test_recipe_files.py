@@ -166,6 +166,24 @@ def test_overrides_have_the_last_word() -> None:
     assert (small.steps, small.batch.prompts, small.model) == (7, 3, "tiny")
 
 
+@pytest.mark.parametrize(
+    ("typed", "means"),
+    [
+        ("First think: then answer.", "First think: then answer."),
+        ("End with a line #### number", "End with a line #### number"),
+        ("'quoted: text'", "quoted: text"),
+        ("plain", "plain"),
+    ],
+)
+def test_a_sentence_typed_as_an_override_is_text(typed: str, means: str) -> None:
+    task = load_recipe("cookbook", [f"task.system={typed}"]).task
+    assert task.model_dump()["system"] == means
+
+
+def test_a_mapping_typed_as_an_override_is_a_mapping() -> None:
+    assert load_recipe("demo", ["task={kind: countdown}"]).task.kind == "countdown"
+
+
 def test_a_preset_goes_over_the_stand_ins_of_a_tiny_run() -> None:
     rewards = [r.name for r in load_recipe("cot_reward", tiny=True).rewards]
     assert rewards[0] == "model:tiny-cot"
