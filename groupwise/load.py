@@ -15,7 +15,7 @@ from groupwise.environments.catalog import check_turn_rewards, find_environment,
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, ModelError
 from groupwise.extensions import is_marked, load_object, marking
-from groupwise.policy.compiled import compiles_training, is_worth_compiling
+from groupwise.policy.compiled import compiles_sampling, compiles_training
 from groupwise.policy.footprint import footprint
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype, policy_of
@@ -62,7 +62,7 @@ ENGINES: dict[str, EngineKind] = {
         lambda policy, config: NativeEngine(
             policy,
             config.engine.max_batch,
-            is_worth_compiling(policy.model, policy.device, config.compile),
+            compiles_sampling(policy.device, config),
             graphs=not policy.int8,
         )
     ),
@@ -333,7 +333,7 @@ def make_reference(
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
     again = again or policy.device.type != pick_device(config.device).type
     origin = load_config_policy(config, given=given) if again else policy
-    compiled = compiles_training(policy.model, policy.device, config)
+    compiled = compiles_training(policy.device, config)
     return Reference(origin, settings, compiled=compiled)
 
 

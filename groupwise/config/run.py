@@ -235,7 +235,7 @@ class Config(Settings):
     clear_cache: bool = False
     """Give memory that torch keeps for later back to CUDA after each step: fewer holes, slower."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
-    """torch.compile. auto: sampling, from 100 steps on all; on a CPU from 50 M parameters on."""
+    """torch.compile. auto: sampling, from 100 steps on all; on a CPU nothing."""
     task: AnyTask = ArithmeticTask()
     """Where problems come from."""
     rewards: tuple[RewardSettings, ...] = (

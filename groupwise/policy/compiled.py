@@ -24,21 +24,16 @@ log = logging.getLogger("groupwise")
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
-CPU_PARAMETERS = 50_000_000
-"""From this size on, steps on a CPU are long enough to make up for the time of compiling."""
-
 _uncompilable: set[type[nn.Module]] = set()
 
 
-def is_worth_compiling(model: Any, device: torch.device, chosen: str) -> bool:
-    """`chosen` is a recipe's `compile`; with auto, small models on a CPU are not compiled."""
-    if chosen != "auto" or device.type != "cpu":
-        return chosen != "none"
-    return sum(parameter.numel() for parameter in model.parameters()) >= CPU_PARAMETERS
+def compiles_sampling(device: torch.device, config: Config) -> bool:
+    """With `auto` nothing is on a CPU: there it takes a minute, and steps are no faster."""
+    return config.compile != "none" and (config.compile != "auto" or device.type != "cpu")
 
 
-def compiles_training(model: Any, device: torch.device, config: Config) -> bool:
-    return config.compiles_training and is_worth_compiling(model, device, config.compile)
+def compiles_training(device: torch.device, config: Config) -> bool:
+    return config.compiles_training and compiles_sampling(device, config)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def annotate(batch: Batch, state: TrainState, config: Config) -> Batch:
         return [t_BT.to(policy.device) for t_BT in state.budget.fit(work, lambda: None, longest)]
 
     if config.needs_old_logprobs:
-        fused = compiles_training(policy.model, policy.device, config)
+        fused = compiles_training(policy.device, config)
         logprobs_BT, entropies_BT = computed(
             lambda tokens: batch_logprobs(policy, batch, temperature, tokens, compiled=fused)
         )
@@ -149,7 +149,7 @@ def accumulate(
     micros = with_blanks(policy, micros)
     zero = torch.zeros((), device=policy.device)
     totals: Metrics = {"loss": (zero, zero + 1)}
-    fused = compiles_training(policy.model, policy.device, config)
+    fused = compiles_training(policy.device, config)
     for number, piece in enumerate(micros, start=1):
         micro = replace(piece, denominator=denominator).to(policy.device)
         with use_packed_attention(policy.model, micro.rows), compiled_layers(policy.model, fused):

@@ -6,14 +6,13 @@ import torch
 from engines import generate
 from groupwise.load import make_engine
 from groupwise.policy import compiled
-from groupwise.policy.compiled import is_worth_compiling
+from groupwise.policy.compiled import compiles_sampling
 from groupwise.recipe import parse
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.types import Request, Sampling
 from small_models import random_policy
 
 REQUESTS = [Request((3, 4, 5, 6), (1, 2, 3)), Request((7, 8), (4, 5))]
-CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
@@ -33,14 +32,11 @@ def test_tokens_and_log_probs_are_the_plain_ones(
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
 
-def test_on_a_cpu_only_large_models_are_compiled_unless_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    policy = random_policy()
-    chosen = {c: is_worth_compiling(policy.model, CPU, c) for c in ("auto", "all", "none")}
-    assert chosen == {"auto": False, "all": True, "none": False}
-    assert is_worth_compiling(policy.model, torch.device("cuda"), "auto")
-    monkeypatch.setattr(compiled, "CPU_PARAMETERS", 100)
-    assert is_worth_compiling(policy.model, CPU, "auto")
-    engine = make_engine(policy, parse({"engine": {"kind": "native"}}))
-    assert isinstance(engine, NativeEngine) and engine.compiled
+@pytest.mark.parametrize(
+    ("chosen", "compiled"), [("auto", False), ("all", True), ("sampling", True), ("none", False)]
+)
+def test_on_a_cpu_nothing_is_compiled_unless_asked_for(chosen: str, compiled: bool) -> None:
+    config = parse({"engine": {"kind": "native"}, "compile": chosen})
+    engine = make_engine(random_policy(), config)
+    assert isinstance(engine, NativeEngine) and engine.compiled is compiled
+    assert compiles_sampling(torch.device("cuda"), config) is (chosen != "none")

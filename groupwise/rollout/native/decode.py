@@ -115,7 +115,8 @@ class Decoder:
         model = self.policy.model
         with use_attention(model, self.attention), compiled_layers(model, self.compiled):
             hidden = self.policy.body(input_ids=tokens, position_ids=positions)
-        yield from self.draw(batch, rows, self.policy.head(hidden[:, -1]))
+        logits = self.policy.head(hidden[:, -1])
+        yield from self.draw(batch, rows, logits.contiguous())
 
     def draw(self, batch: RunningBatch, rows: np.ndarray, logits_nV: Tensor) -> Iterator[Drawn]:
         """One token for each of these rows, from its logits."""

@@ -39,10 +39,13 @@ def use_transposed_linear(model: Any) -> Iterator[None]:
 
 
 def transposed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What F.linear gives, by whichever product is faster for so many rows."""
+    """What F.linear gives, by whichever product is faster for so many rows.
+
+    Transposed in memory, which spares the next such layer from doing it, and gates do not care.
+    """
     rows = x.numel() // x.shape[-1]
     if not MIN_ROWS <= rows <= MAX_ROWS:
         return F.linear(x, weight, bias)
     x_t = x.reshape(rows, -1).t().contiguous()
     out_t = weight @ x_t if bias is None else torch.addmm(bias[:, None], weight, x_t)
-    return out_t.t().contiguous().unflatten(0, x.shape[:-1])
+    return out_t.t().unflatten(0, x.shape[:-1])
