@@ -50,6 +50,9 @@ class MissingExtraError(GroupwiseError):
         )
 
 
+STOPPED_AT_ONCE = "stopped at once; what was saved is kept"
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM arrived; the checkpoint is saved. The command line exits with code 3.
 

@@ -11,7 +11,14 @@ from typing import NoReturn
 from rich.logging import RichHandler
 
 from groupwise.cli.app import app
-from groupwise.errors import GroupwiseError, Interrupted, RankLost, is_out_of_memory, shortened
+from groupwise.errors import (
+    STOPPED_AT_ONCE,
+    GroupwiseError,
+    Interrupted,
+    RankLost,
+    is_out_of_memory,
+    shortened,
+)
 from groupwise.secrets import masked
 
 # Importing a module adds its commands to the application: the order here is that of the help.
@@ -84,5 +91,5 @@ def main() -> None:
             raise
         stopped = left.__context__ and left.__context__.__cause__
         told = isinstance(stopped, Interrupted)
-        print(stopped if told else "stopped at once; what was saved is kept", file=sys.stderr)
+        print(stopped if told else STOPPED_AT_ONCE, file=sys.stderr)
         sys.exit(3)

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 
 from groupwise.distributed.world import World
-from groupwise.errors import STOP_SIGNALS, Interrupted
+from groupwise.errors import STOP_SIGNALS, STOPPED_AT_ONCE, Interrupted
 
 SAME_SECONDS = 1.0
 """Signals that arrive within this time count as one."""
@@ -53,7 +53,7 @@ class StopRequest:
 
     def _keep(self, unraisable: "sys.UnraisableHookArgs") -> None:
         """Python drops what is raised in `__del__` and the like: such a signal asks to stop."""
-        if isinstance(unraisable.exc_value, Interrupted | KeyboardInterrupt):
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self.requested = self.requested or "a signal"
         else:
             self._show(unraisable)
@@ -69,4 +69,4 @@ class StopRequest:
             # Not print: the signal may have arrived in the middle of one.
             os.write(2, b"\nstopping: the run is saved at its next safe point; again: at once\n")
         elif time.monotonic() - self._asked_at > SAME_SECONDS:
-            raise KeyboardInterrupt
+            raise Interrupted(STOPPED_AT_ONCE)
