@@ -24,12 +24,12 @@ _SAYS = re.compile(
 )
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|is left|(?:is|was|must be) (?:the |our )?"
-    r"(?:correct|right|true|answer|best|only)|it is\b)",
+    r"(?:correct|right|true|answer|best|better|only)|it is\b)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
-    r"go(?:ing)? with|it is|it's|no|wait|actually|correct:)"
+    r"go(?:ing)? with|it is|it's|no|wait|actually|correct:|probably|likely)"
     r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
 )

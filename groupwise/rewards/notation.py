@@ -51,6 +51,8 @@ _NAMED = (
     (re.compile(r"\\times(?![A-Za-z])"), "×"),
     (re.compile(r"\\cdot(?![A-Za-z])"), "·"),
     (re.compile(r"\\(?:approx|simeq|sim)(?![A-Za-z])"), "≈"),
+    (re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])"), "∅"),
+    (re.compile(r"(?<=[0-9])_(?:10|\{ ?10 ?\})(?![0-9])"), ""),  # 45_{10}: the usual base
     (re.compile(r"\\pounds\b"), "£"),
     (re.compile(r"\\euro\b"), "€"),
     (re.compile(r"\b([ap])\. ?m\.(?!\w)"), r"\1m"),  # 8 a.m.
@@ -69,6 +71,8 @@ def ascii_digits(text: str) -> str:
 def _usual(character: str) -> str:
     if "\uff01" <= character <= "\uff5e":
         return chr(ord(character) - 0xFEE0)
+    if "Ⓐ" <= character <= "ⓩ":
+        return unicodedata.normalize("NFKC", character)
     category = unicodedata.category(character)
     if category == "Nd":
         return str(unicodedata.decimal(character))

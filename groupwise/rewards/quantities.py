@@ -12,7 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from groupwise.rewards.notation import LIMIT, plain
-from groupwise.rewards.statements import denied, stated
+from groupwise.rewards.number_words import SCALES, number_in_words
+from groupwise.rewards.statements import denied, denied_in_text, stated, without_afterthought
 
 MAX_DIGITS = 400
 """Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
@@ -48,7 +49,8 @@ _FRACTIONS = (
     re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?([0-9])"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?\{ ?([^{}]{1,60}?) ?\}"),
     re.compile(r"\\[dtc]?frac ?([0-9]) ?([0-9])"),
-    re.compile(r"\b([0-9]{1,9}) over ([0-9]{1,9})\b"),
+    re.compile(r"\b([0-9]{1,9}) (?:over|out of) ([0-9]{1,9})\b"),
+    re.compile(r"\b(1) in ([0-9]{1,9})\b"),
     re.compile(r"\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"),
 )
 
@@ -57,13 +59,6 @@ _REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
     r"|([0-9])\4{2,20}(?:…|\.\.\.))"
 )
 _CURRENCIES = "$€£¥₹"
-_SCALES = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
 _LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 _UNITS: dict[str, tuple[str, Fraction]] = {
@@ -140,18 +135,6 @@ _DATE = re.compile(
 )
 _NO_PREFIX = {"not", "sin", "cos", "tan", "log", "ln", "sqrt", "exp", "mod", "and", "or"}
 
-_UP_TO_NINETEEN = """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
-    sixteen seventeen eighteen nineteen
-"""
-_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
-_WORDS = {word: 10 * tens for tens, word in enumerate(_TENS.split(), 1)}
-_WORDS |= {word: value for value, word in enumerate(_UP_TO_NINETEEN.split())}
-_PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth"
-_DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
-_DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
-_DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}
-
 
 @dataclass(frozen=True)
 class Quantity:
@@ -220,12 +203,20 @@ def is_date(text: str) -> bool:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in running text as it stands there, with its sign, currency and percent."""
+    """The last number in running text as it stands there, with its sign, currency and percent.
+
+    None where the words around it say that it is not the answer.
+    """
+    text = without_afterthought(text)
+    for pattern in _FRACTIONS:
+        text = pattern.sub(r" \1/\2 ", text)
     spans = [match.span() for match in _IN_PROSE.finditer(text)]
     spans = [span for span in spans if not _IN_EXPONENT.search(text[max(span[0] - 4, 0) : span[0]])]
     if not spans:
         return None
     start, end = spans[-1]
+    if denied_in_text(text[max(start - 40, 0) : start], text[end : end + 80]):
+        return None
     if start and text[start - 1] in _CURRENCIES:
         start -= 1
     # A minus is a sign unless it could subtract from what stands directly before it.
@@ -277,8 +268,8 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
         for i, w in enumerate(letters)
     ):  # of a cup
         return None
-    while words and words[0].lower() in _SCALES:
-        value *= _SCALES[words.pop(0).lower()]
+    while words and words[0].lower() in SCALES:
+        value *= SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
@@ -354,44 +345,9 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _in_words(text: str) -> Quantity | None:
-    """`twenty-one`, `one hundred and five`, `five apples`, `two thirds`, `half`, `minus ten`."""
-    words = re.split(r"[ -]+", text.lower().rstrip(".!"))[:12]
-    negative = words[0] in ("minus", "negative") and len(words) > 1
-    words = words[1:] if negative else words
-    if words[0] in ("a", "an") and len(words) > 1 and words[1] in (*_DENOMINATORS, *_SCALES):
-        words = ["one", *words[1:]]
-    words = ["one", *words] if words[0] == "half" else words
-    if words[0] not in _WORDS:
+    """`twenty-one apples`, `two thirds`."""
+    spelled = number_in_words(text)
+    if spelled is None:
         return None
-    value, rest = _spelled(words)
-    if rest[:1] == ["and"] and rest[1:2] and rest[1] in ("a", "one") and len(rest) > 2:
-        value, rest = value + Fraction(1, _DENOMINATORS.get(rest[2], 1)), rest[3:]
-    elif rest and rest[0] in _DENOMINATORS:
-        value, rest = value / _DENOMINATORS[rest[0]], rest[1:]
-    if len(rest) > 1 or not all(word.isalpha() and len(word) > 1 for word in rest):
-        return None
-    if rest and (rest[0] in _WORDS or rest[0] in _SCALES or rest[0] in ("and", "or")):
-        return None
-    unit = rest[0] if rest and rest[0] in _UNITS else None
-    return Quantity(-value if negative else value, unit=unit)
-
-
-def _spelled(words: list[str]) -> tuple[Fraction, list[str]]:
-    """The number that a list of words begins with, and the words after it. The second of two that
-    do not join (`five six`) is left over."""
-    total, part, smallest = 0, 0, 100
-    while words:
-        value, scale = _WORDS.get(words[0]), _SCALES.get(words[0])
-        joins = value is not None and 0 < value < smallest and (smallest != 10 or value < 10)
-        if words[0] == "and" and part and smallest == 100 and words[1:2] and words[1] in _WORDS:
-            words = words[1:]
-        elif value is not None and (joins or not total + part):
-            part, smallest = part + value, 10 if value >= 20 and not value % 10 else 0
-            words = words[1:]
-        elif scale == 100 and 0 < part < 100:
-            part, smallest, words = part * 100, 100, words[1:]
-        elif scale and scale > 100 and part:
-            total, part, smallest, words = total + part * scale, 0, 100, words[1:]
-        else:
-            break
-    return Fraction(total + part), words
+    value, noun = spelled
+    return Quantity(value, unit=noun if noun in _UNITS else None)

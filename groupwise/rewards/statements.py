@@ -20,24 +20,32 @@ _AFTERTHOUGHT = re.compile(
 _NOTE = re.compile(
     r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
     r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
-    r"|(?:as of|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
+    r"|(?:as (?:of|computed|shown|found|in)|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
+    r"|(?:i\.e\b|that is|which is|(?:or )?equivalently)(?!.*\b(?:not|wrong|incorrect)\b).{0,80}"
     r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
     r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,
 )
-_BOUND_BEFORE = re.compile(
+_IN_YEAR = re.compile(r"^([^0-9]*[0-9][0-9.,/%]*[^0-9]*) in (?:19|20)[0-9]{2}[.\s]*$")
+_BOUND = (
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
     r"|up to|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
     r"|twice|double|triple|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of"
     r"|(?:anything|everything|any|all|everyone) but)"
     r"(?: the| a| an| for)? ?$"
-    r"|\b(?:never|not|cannot|[a-z]+n't)\b",
-    re.IGNORECASE,
 )
+_BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
+_BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
 _DENIED_AFTER = re.compile(
     r"\b(?:wrong|incorrect|false|impossible|not|never|cannot|[a-z]+n't|at (?:least|most)"
     r"|or (?:more|less|fewer|so))\b"
     r"|^ ?\+(?: |$)",
+    re.IGNORECASE,
+)
+_DENIED_IN_TEXT = re.compile(
+    r"^ or (?:more|less|fewer)\b|^[a-z ]{0,20} (?:is|are|was)(?:"
+    r"(?:n't| not| never) (?:the |a )?(?:right|correct|answer|solution|result)\b"
+    r"| (?:the |a )?(?:wrong|incorrect|false|impossible)\b)",
     re.IGNORECASE,
 )
 
@@ -47,10 +55,20 @@ def stated(text: str) -> str:
     correction = _CORRECTION.search(text)
     if correction is not None:
         return (correction["yes"] or correction["then"]).strip()
-    text = _AFTERTHOUGHT.sub("", text)
+    text = without_afterthought(_IN_YEAR.sub(r"\1", text))
     return _NOTE.sub("", text).strip() or text
 
 
 def denied(before: str, after: str) -> bool:
     """Whether the words around a number say that it is not the answer: a bound, or wrong."""
     return bool(_BOUND_BEFORE.search(before) or _DENIED_AFTER.search(after))
+
+
+def without_afterthought(text: str) -> str:
+    """without_afterthought("it is 33, not 31") is "it is 33"."""
+    return _AFTERTHOUGHT.sub("", text)
+
+
+def denied_in_text(before: str, after: str) -> bool:
+    """The same of a number in running text, where a "not" may be about something else."""
+    return bool(_BOUND_IN_TEXT.search(before) or _DENIED_IN_TEXT.search(after))
