@@ -67,7 +67,7 @@ class StepNumbers:
 
 def token_numbers(update: Update, objective: Objective) -> StepNumbers:
     """Every number of the groups that the update computed. The others add exactly 0."""
-    chosen = update.computed
+    chosen = sorted(update.computed)
     if not chosen:
         return StepNumbers({}, 0.0, 0.0, 0.0)
     batch = update.batch.select(chosen)

@@ -24,6 +24,7 @@ from groupwise.tracking.console import printable, right_table, visible
 
 SHOWN_TOKENS = 60
 SHOWN_CHARACTERS = 400
+MOST_GROUPS = 100
 ZERO = 1e-6
 """A loss below it is 0 but for rounding."""
 
@@ -164,11 +165,13 @@ def _token_cells(token: TokenNumbers) -> Sequence[str | Text]:
 
 def _groups(views: Sequence[GroupView]) -> Table:
     table = right_table(["group", "mean reward", "std", "loss share", ""])
-    for view in views:
+    for view in views[:MOST_GROUPS]:
         note = "" if view.computed else "no spread: adds exactly 0"
         table.add_row(
             str(view.number), f"{view.mean:.4f}", f"{view.deviation:.4f}", f"{view.loss:+.3e}", note
         )
+    if len(views) > MOST_GROUPS:
+        table.caption = f"and {len(views) - MOST_GROUPS:,} more groups: --html has them all"
     return table
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,11 +26,11 @@ class Update:
     grad_norm: float | None = 0.0
     lr: float | None = None
 
-    @property
-    def computed(self) -> list[int]:
-        """The groups whose log-probs are known."""
+    @cached_property
+    def computed(self) -> frozenset[int]:
+        """The groups whose log-probs are known, of an update that has ended."""
         known = ~self.logprobs_BT[:, 0].isnan()
-        return sorted({self.batch.members[line][0] for line in known.nonzero()[:, 0].tolist()})
+        return frozenset(self.batch.members[line][0] for line in known.nonzero()[:, 0].tolist())
 
 
 class Recorder:

@@ -72,6 +72,15 @@ def test_the_numbers_add_up_to_the_logged_loss(
         assert sum(t.kl or 0.0 for t in tokens) / len(tokens) == pytest.approx(logged["kl"], 1e-4)
 
 
+def test_of_very_many_groups_the_terminal_shows_the_first(
+    runs: dict[str, pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = run_step(runs["grpo"], 1)
+    assert "more groups" not in printed(step)
+    monkeypatch.setattr("groupwise.explain.terminal.MOST_GROUPS", 4)
+    assert "and 2 more groups: --html has them all" in printed(step)
+
+
 def test_every_group_is_there_with_its_mean_and_deviation(runs: dict[str, pathlib.Path]) -> None:
     for name in ("grpo", "stateful"):
         step = run_step(runs[name], 2)
