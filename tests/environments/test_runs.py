@@ -85,7 +85,7 @@ def test_a_run_with_an_environment_trains_evaluates_and_resumes(tmp_path: pathli
         )
 
 
-@pytest.mark.parametrize("timing", ["ahead", "in_flight"])
+@pytest.mark.parametrize("timing", ["in_flight", pytest.param("ahead", marks=pytest.mark.slow)])
 def test_episodes_are_sampled_beside_training(timing: str, tmp_path: pathlib.Path) -> None:
     """An environment that fails at once, now and then, is no reason to sample a group again."""
 

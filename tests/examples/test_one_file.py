@@ -20,6 +20,7 @@ sys.modules["grpo_in_one_file"] = example
 SPEC.loader.exec_module(example)
 
 
+@pytest.mark.slow
 def test_three_steps_have_the_losses_of_the_package(tmp_path: pathlib.Path) -> None:
     settings = example.Settings(steps=3, prompts=6, group_size=4, epochs=2)
     expected = example.train(settings)

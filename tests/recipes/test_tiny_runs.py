@@ -53,8 +53,8 @@ def test_the_neuron_recipe_is_the_gpu_reference() -> None:
     assert load_recipe("neuron") == load_recipe("qwen_gpu")  # so one of them is trained below
 
 
-FAST = ("demo", "guess_number", "cookbook", "preference")
-"""Trained in the fast lane: one reward or several, an environment, a learned reward."""
+FAST = ("demo", "preference")
+"""Trained in the fast lane: with rules, and with a learned reward."""
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_a_run_is_the_same_over_http_also_after_its_only_server_died(
     assert fingerprint(tmp_path / "run") == in_process_run
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_remembers_what_it_started_from(tmp_path: pathlib.Path) -> None:
     """The policy has moved by then: a server of the trained model is not its reference."""
     with in_thread(tiny()) as server:

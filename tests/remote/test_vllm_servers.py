@@ -269,6 +269,7 @@ def test_messages_about_other_weights_say_whose() -> None:
     assert other_weights("a:2", "a:3") == "it has weights of version 2, not 3"
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_server_goes_is_saved_first_and_goes_on_exactly(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_program_that_runs_out_of_time_is_not_run_again() -> None:
     assert time.monotonic() - start < 8
 
 
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("on_error", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
 def test_answers_that_loop_or_take_long_in_many_tests_do_not_end_the_run(
     on_error: Literal["stop", "skip"],
 ) -> None:

@@ -100,6 +100,7 @@ class Tracker:
         self.closed = True
 
 
+@pytest.mark.slow
 def test_parts_named_in_overrides_train_and_resume_exactly(folder: pathlib.Path) -> None:
     whole = groupwise.train(small_config(*QUICK, *NAMES), "whole", quiet=True)
     groupwise.train(small_config(*QUICK, "steps=1", *NAMES), "halves", quiet=True)

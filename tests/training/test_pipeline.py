@@ -12,6 +12,7 @@ from groupwise.training.arguments import Given
 from runs import small_config
 
 
+@pytest.mark.slow
 def test_train_is_a_function_whatever_was_imported_first() -> None:
     code = (
         "import inspect, sys, groupwise; assert 'torch' not in sys.modules;"

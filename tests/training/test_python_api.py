@@ -169,6 +169,7 @@ def test_a_run_with_a_model_in_memory_goes_on_with_the_same_reference(
     assert read_metrics(run)[1]["kl"] == plain.metrics[1]["kl"]
 
 
+@pytest.mark.slow
 def test_a_peft_model_in_memory_trains_its_adapter_and_goes_on(tmp_path: pathlib.Path) -> None:
     from peft import LoraConfig, get_peft_model
 

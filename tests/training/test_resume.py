@@ -95,7 +95,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def moments() -> list[object]:
     return [
-        pytest.param(m, id=f"{m[0].split(':')[-1]}-{m[1]}", marks=[pytest.mark.slow] * (i >= 3))
+        pytest.param(m, id=f"{m[0].split(':')[-1]}-{m[1]}", marks=[pytest.mark.slow] * (i >= 2))
         for i, m in enumerate(MOMENTS)
     ]
 
