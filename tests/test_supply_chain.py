@@ -28,3 +28,16 @@ def test_the_lock_has_all_of_the_core_and_a_hash_for_each() -> None:
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.sub(r"[-_.]+", "-", re.split(r"[\s\[<>=!~;]", line)[0]).lower() for line in core}
     assert names <= set(pinned("requirements.lock")), "run `make lock`"
+
+
+def test_the_dockerfile_names_files_extras_and_a_command_that_exist() -> None:
+    """No image is built by the tests, so what it would be built from is looked at."""
+    text = (ROOT / "Dockerfile").read_text()
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    missing = [name for names in copied for name in names if not (ROOT / name).exists()]
+    assert copied and not missing
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r'pip install .*"\.\[(.*)\]"', text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    (command,) = re.findall(r'^ENTRYPOINT \["(.*)"\]', text, re.MULTILINE)
+    assert command in project["scripts"]
