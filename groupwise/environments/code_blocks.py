@@ -22,7 +22,7 @@ from groupwise.environments.python_tool import python
 from groupwise.rewards.sandbox.ways import check_isolation
 from groupwise.types import Problem
 
-_BLOCK = re.compile(r"```(?:python|py)\s*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 class CodeBlocks(Environment):

@@ -2,7 +2,7 @@
 
     "not 31 but 33" states 33, "42 (confidence 0.9)" states 42, "more than 42" does not state 42.
 
-Every pattern is linear and is given at most notation.LIMIT characters.
+Every pattern is linear. What is stated is looked for in at most notation.LIMIT characters.
 """
 
 import re
@@ -21,12 +21,14 @@ _NOTE = re.compile(
     r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
     r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
     r"|(?:as (?:of|computed|shown|found|in)|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
-    r"|(?:i\.e\b|that is|which is|(?:or )?equivalently)(?!.*\b(?:not|wrong|incorrect)\b).{0,80}"
+    r"|(?:i\.e\b|that is|which is|(?:or )?equivalently)"
+    r"(?!.{0,80}\b(?:not|wrong|incorrect)\b).{0,80}"
     r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
     r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,
 )
-_IN_YEAR = re.compile(r"^([^0-9]*[0-9][0-9.,/%]*[^0-9]*) in (?:19|20)[0-9]{2}[.\s]*$")
+_IN_YEAR = re.compile(r" in (?:19|20)[0-9]{2}[.\s]*$")
+_NUMBER = re.compile(r"[0-9][0-9.,/%]*")
 _BOUND = (
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
     r"|up to|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
@@ -55,7 +57,10 @@ def stated(text: str) -> str:
     correction = _CORRECTION.search(text)
     if correction is not None:
         return (correction["yes"] or correction["then"]).strip()
-    text = without_afterthought(_IN_YEAR.sub(r"\1", text))
+    year = _IN_YEAR.search(text)
+    if year is not None and len(_NUMBER.findall(text[: year.start()])) == 1:
+        text = text[: year.start()]
+    text = without_afterthought(text)
     return _NOTE.sub("", text).strip() or text
 
 

@@ -1,11 +1,13 @@
 """Programs, as calls of a tool or as blocks: run in the sandbox, and what they print told."""
 
 import asyncio
+from types import ModuleType
 
 import pytest
 
 from environments.test_tools_and_trl import call, episode_of
 from groupwise.environments import catalog, code_blocks
+from groupwise.environments.base import Turn
 from groupwise.environments.catalog import find_environment
 from groupwise.environments.python_tool import MOST_CHARACTERS, python
 from groupwise.errors import RewardError
@@ -38,15 +40,19 @@ def test_the_model_reads_the_result_in_its_next_turn() -> None:
     assert any(m["role"] == "tool" and m["content"] == "7" for m in episode.messages)
 
 
-def test_a_machine_that_cannot_isolate_refuses_the_tool_before_the_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("checks", "setting"),
+    [(catalog, "environment.functions=[python]"), (code_blocks, "environment.kind=code_blocks")],
+)
+def test_a_machine_that_cannot_isolate_refuses_programs_before_the_run(
+    checks: ModuleType, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot() -> str:
         raise RewardError("this machine cannot isolate")
 
-    monkeypatch.setattr(catalog, "check_isolation", cannot)
+    monkeypatch.setattr(checks, "check_isolation", cannot)
     with pytest.raises(RewardError, match="cannot isolate"):
-        find_environment(small_config("environment.functions=[python]").environment)
+        find_environment(small_config(setting).environment)
 
 
 def block(code: str) -> str:
@@ -75,12 +81,7 @@ def test_a_turn_without_a_whole_program_is_the_last(turn: str) -> None:
     assert len(episode.turns) == 1
 
 
-def test_a_machine_that_cannot_isolate_refuses_blocks_before_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def cannot() -> str:
-        raise RewardError("this machine cannot isolate")
-
-    monkeypatch.setattr(code_blocks, "check_isolation", cannot)
-    with pytest.raises(RewardError, match="cannot isolate"):
-        find_environment(small_config("environment.kind=code_blocks").environment)
+def test_a_flood_of_blank_lines_in_a_block_that_never_ends_costs_nothing() -> None:
+    """Looked for anew at each of them, the end of the block would take minutes."""
+    turn = Turn("```python" + "\n" * 200_000)
+    assert asyncio.run(code_blocks.CodeBlocks().step(turn)).done
