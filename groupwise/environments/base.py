@@ -15,13 +15,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from groupwise.errors import GroupwiseError, quoted, type_name
 from groupwise.types import Episode, Problem, StopReason
 
 ChatMessage = Mapping[str, Any]
 """{"role": "tool", "name": "add", "content": "7"}; an assistant's may have `tool_calls`."""
+
+Thread = Literal["own", "shared", "sampling"]
+"""own: each episode has a thread to itself, where code may block. shared: all of them have one, for
+code that awaits what it waits for. sampling: the thread that samples, which nothing there may hold
+up; a call has no time limit there."""
 
 REPLY_ROLES = ("user", "tool", "system")
 LARGEST_REWARD = 1e12
@@ -137,8 +142,8 @@ class EnvironmentFactory:
     """What the model may call, where that is known before an episode begins."""
     isolate: bool = True
     """Whether a process of its own is of use: not to what only talks to a server."""
-    own_thread: bool = True
-    """Whether an episode's code has a thread to itself; else it runs where sampling does."""
+    thread: Thread = "own"
+    """Where its code runs in this process."""
     ended: Callable[[Episode, Any], None] | None = None
     """Told of each episode that has ended, with its environment."""
     queue: Callable[[], AbstractAsyncContextManager[object]] = nullcontext

@@ -87,7 +87,7 @@ def _agent(settings: AgentEnvironment) -> EnvironmentFactory:
 
 ENVIRONMENTS: dict[type[EnvironmentSettings], Callable[[Any], EnvironmentFactory]] = {
     ToolsEnvironment: _tools,
-    CodeBlocksEnvironment: lambda settings: code_blocks_environment(),
+    CodeBlocksEnvironment: lambda settings: code_blocks_environment(settings.step_seconds),
     TrlEnvironmentSettings: _trl,
     McpEnvironmentSettings: lambda settings: mcp_environment(settings.command, settings.shared),
     OpenEnvSettings: lambda settings: openenv_environment(settings.url, settings.show),
@@ -96,7 +96,7 @@ ENVIRONMENTS: dict[type[EnvironmentSettings], Callable[[Any], EnvironmentFactory
         settings.env, settings.args, settings.python
     ),
     GuessNumberEnvironment: lambda settings: EnvironmentFactory(
-        settings.kind, GuessNumber, scores=False, isolate=False
+        settings.kind, GuessNumber, scores=False, isolate=False, thread="sampling"
     ),
     AgentEnvironment: _agent,
     OwnEnvironment: _own,

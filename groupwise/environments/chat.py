@@ -25,6 +25,9 @@ from groupwise.policy.chat_template import render_chat
 SENTINEL, THOUGHT = "Qzx7sentinel", "Qzx7thought"
 QUESTION, RESULT = "Qzx7question", "Qzx7result"
 
+OPENINGS = 64
+"""Prompts whose tokens are kept."""
+
 Tools = tuple[ToolSpec, ...]
 Messages = Sequence[ChatMessage]
 
@@ -75,9 +78,16 @@ class TemplateChat:
         self._broken: dict[tuple[str, bool, Tools], str | None] = {}
         self._tool_form: dict[Tools, str] = {}
         self._shows_tools: dict[Tools, bool] = {}
+        self._openings: dict[tuple[str, Tools], tuple[int, ...]] = {}
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[int, ...]:
-        return self.written(self._in_form(messages, tools), tools)
+        """Rendered once for the episodes of a group, which begin alike."""
+        key = repr(messages), tools
+        if key not in self._openings:
+            while len(self._openings) >= OPENINGS:
+                self._openings.pop(next(iter(self._openings)))
+            self._openings[key] = self.written(self._in_form(messages, tools), tools)
+        return self._openings[key]
 
     def written(self, messages: Messages, tools: Tools) -> tuple[int, ...]:
         """What the template makes of messages as they are, replies of tools too."""

@@ -18,6 +18,7 @@ from groupwise.environments.base import (
     Environment,
     EnvironmentFailed,
     Reply,
+    Thread,
     ToolSpec,
     Turn,
     checked_reply,
@@ -25,7 +26,7 @@ from groupwise.environments.base import (
 )
 from groupwise.environments.calls import ParseTurn, as_message, parse_hermes
 from groupwise.environments.chat import Chat
-from groupwise.environments.threads import EpisodeThread, SamplingThread
+from groupwise.environments.threads import EpisodeThread, SamplingThread, SharedThread
 from groupwise.errors import GroupwiseError
 from groupwise.policy.prompts import decode
 from groupwise.rollout.engine import Engine
@@ -130,8 +131,7 @@ class EpisodeInputs:
     key: int
     seed: int
     parse: ParseTurn = parse_hermes
-    own_thread: bool = True
-    """Whether the environment's code has a thread to itself; else it runs where sampling does."""
+    thread: Thread = "own"
 
 
 class EpisodeRun:
@@ -153,8 +153,7 @@ class EpisodeRun:
     async def run(self) -> tuple[Segment, ...]:
         began, error, scores = time.monotonic(), "", {}
         stop: StopReason = "environment"
-        runs_in = EpisodeThread if self.inputs.own_thread else SamplingThread
-        self.thread = runs_in(f"environment of {self.inputs.problem.id}"[:60])
+        self.thread = thread_of(self.inputs)
         try:
             await self._begin()
             stop = await self._converse()
@@ -162,6 +161,8 @@ class EpisodeRun:
             scores = await self._wait("score()", self.environment.score, checked_scores)
         except EnvironmentFailed as failure:
             stop, error = "environment", masked(str(failure))
+            if not self.trace.prompt:  # it did not begin: the bare prompt is all there is
+                self.trace.prompt = self.inputs.chat.opening(self.messages, ())
         finally:
             await self._close()
         episode = Episode(
@@ -181,9 +182,6 @@ class EpisodeRun:
         return whole_episode(segments, stop, episode, self.text)
 
     async def _begin(self) -> None:
-        # Until the environment has begun, its episode is the bare prompt: a failure has a place.
-        self.trace.prompt = self.inputs.chat.opening(self.messages, ())
-
         async def made_and_reset() -> Reply:
             made: Environment = self.inputs.make(self.inputs.problem)
             self.environment = made
@@ -279,6 +277,11 @@ class EpisodeRun:
         """The reply's messages, none longer than may be: a long one must not fill the context."""
         most = self.inputs.limits.max_reply_tokens
         return [cut_message(message, self.inputs.tokenizer, most) for message in reply.messages]
+
+
+def thread_of(inputs: EpisodeInputs) -> EpisodeThread | SamplingThread:
+    kinds = {"own": EpisodeThread, "shared": SharedThread, "sampling": SamplingThread}
+    return kinds[inputs.thread](f"environment of {inputs.problem.id}"[:60])
 
 
 def whole_episode(

@@ -130,7 +130,7 @@ class Episodes:
                 key,
                 seed,
                 self.parse,
-                self.factory.own_thread,
+                self.factory.thread,
             )
             run = (self.factory.run or EpisodeRun)(inputs)
             async with self.factory.queue(), rounds.place():

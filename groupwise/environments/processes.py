@@ -24,7 +24,7 @@ from groupwise.environments.base import (
     Reply,
     Turn,
 )
-from groupwise.environments.messages import Answer, Ask, receive
+from groupwise.environments.messages import Answer, Ask, receive, send
 from groupwise.environments.worker import FORK, WAIT
 from groupwise.errors import ConfigError, GroupwiseError
 from groupwise.rewards.isolation import IMPORT_SECONDS
@@ -181,7 +181,7 @@ class ProcessEnvironment(Environment):
         if worker is None:
             raise EnvironmentFailed("was asked of a process that is gone")
         try:
-            worker.connection.send(Ask(method, arguments))
+            await send(worker.connection, Ask(method, arguments))
             answer: Answer = await receive(worker.connection)
         except (EOFError, OSError):
             self._worker = None
@@ -219,7 +219,10 @@ def in_processes(factory: EnvironmentFactory) -> EnvironmentFactory:
         workers.close()
         factory.close()
 
-    return replace(factory, make=lambda problem: ProcessEnvironment(workers), close=close)
+    def make(problem: Problem) -> ProcessEnvironment:
+        return ProcessEnvironment(workers)
+
+    return replace(factory, make=make, close=close, thread="shared")
 
 
 def _number(number: int) -> bytes:

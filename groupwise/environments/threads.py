@@ -7,7 +7,7 @@ outside; one that hangs is left behind as a daemon, and ends should it ever retu
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from groupwise.environments.base import EnvironmentBusy, EnvironmentFailed
 from groupwise.errors import GroupwiseError, quoted
@@ -21,7 +21,12 @@ class EpisodeThread:
         self._loop = asyncio.new_event_loop()
         self.hangs = False
         """Whether a call did not return in time: the next one may have to wait for ever."""
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -65,6 +70,23 @@ class EpisodeThread:
     def close(self) -> None:
         """End the thread, when what it is doing returns."""
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class SharedThread(EpisodeThread):
+    """One thread for all episodes, whose code only ever awaits: hundreds of threads with an event
+    loop each would take a second to come and go."""
+
+    _threads: ClassVar[list[EpisodeThread]] = []
+
+    def __init__(self, name: str) -> None:
+        """The thread outlives the episode that has the name."""
+        if not (self._threads and self._threads[0].is_alive):  # a fork leaves threads behind
+            self._threads[:] = [EpisodeThread("environments")]
+        self._loop, self._thread = self._threads[0]._loop, self._threads[0]._thread
+        self.hangs = False
+
+    def close(self) -> None:
+        """Other episodes go on."""
 
 
 class SamplingThread:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.environments.base import EnvironmentFactory, Reply, ToolSpec, Turn
+from groupwise.environments.base import EnvironmentFactory, Reply, Thread, ToolSpec, Turn
 from groupwise.environments.tools import ToolEnvironment, specs
 from groupwise.environments.trl import CHOOSES, TrlEnvironment, tool_methods
 from groupwise.errors import ConfigError, DataError
@@ -132,7 +132,7 @@ class EnvironmentArguments:
             "in_rounds": own.get("engine.kind") == "transformers",
         }
         named = [_place(tool) for tool in tools]
-        own_thread = own.get("environment.isolation") == "thread"
+        thread: Thread = "own" if own.get("environment.isolation") == "thread" else "sampling"
         if factories is None:
             settings = {"kind": "tools", "functions": named, **settings}
             listed = specs(tools)
@@ -142,7 +142,7 @@ class EnvironmentArguments:
                 scores=False,
                 tools=listed,
                 isolate=False,
-                own_thread=own_thread,
+                thread=thread,
             )
             return cls(made, None, settings, None, list(tools))
         several = isinstance(factories, Mapping)
@@ -155,7 +155,7 @@ class EnvironmentArguments:
             scores=False,
             tools=next(iter(pool.specs.values())),
             isolate=False,
-            own_thread=own_thread,
+            thread=thread,
             ended=pool.ended,
         )
         functions = [*tools, *(tool for methods in pool.tools.values() for tool in methods)]

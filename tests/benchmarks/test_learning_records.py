@@ -2,12 +2,15 @@
 
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+
+from groupwise.recipe import load_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "learning.md").read_text()
@@ -32,6 +35,41 @@ def test_gsm8k_is_as_the_page_says() -> None:
     assert f"({ratio:.1f} times)" in PAGE
     means = [statistics.mean(line["reward"] for line in run[8:18]) for run in (ours, theirs)]
     assert f"{means[0]:.3f} and {means[1]:.3f}" in PAGE
+
+
+def programs_records(side: str, seed: int) -> list[dict[str, Any]]:
+    text = (ROOT / "benchmarks" / "results" / "learning-programs.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [line for line in lines if (line["side"], line["seed"]) == (side, seed)]
+
+
+@pytest.mark.parametrize(
+    ("side", "name"),
+    [("words", "GSM8K in words"), ("programs", "GSM8K with programs, up to 4 turns")],
+)
+def test_programs_are_as_the_page_says(side: str, name: str) -> None:
+    run = programs_records(side, 0)
+    before, after = (f"{100 * line['test']['accuracy']:.1f} %" for line in (run[0], run[-1]))
+    seconds = sum(line["seconds"] for line in run[1:])
+    assert f"| {name} | {before} | {after} | {len(run) - 1} | {seconds:.0f} |" in PAGE
+
+
+def test_the_last_steps_with_programs_and_in_words_are_as_the_page_says() -> None:
+    """Seeds 1 and 0, programs first."""
+    for seed, written in ((1, "72.1 % with programs and 68.6 % in words"), (0, "69.6 and 68.9 %")):
+        shares = [
+            statistics.mean(line["rewards/correct"] for line in programs_records(side, seed)[-10:])
+            for side in ("programs", "words")
+        ]
+        assert [f"{100 * share:.1f}" for share in shares] == re.findall(r"[\d.]+(?= )", written)
+        assert written in PAGE
+
+
+def test_programs_and_words_differ_in_the_prompt_and_the_environment_alone() -> None:
+    path = str(ROOT / "benchmarks" / "gsm8k_programs.yaml")
+    programs, words = (load_recipe(path, preset=preset).model_dump() for preset in (None, "words"))
+    assert {key for key in programs if programs[key] != words[key]} == {"task", "environment"}
+    assert programs["task"] | {"system": ""} == words["task"] | {"system": ""}
 
 
 def _steps(run: list[dict[str, Any]], last: int) -> list[float]:

@@ -4,11 +4,13 @@ The problem's column `fault` says which. It imports nothing heavy, as the worker
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -46,6 +48,14 @@ def leave_a_child_behind(*, session: bool = False) -> Reply:
     return user(f"child {child.pid}")
 
 
+def send_half_a_message() -> None:
+    """Over the socket to the run, which is not its own: that many bytes will never come."""
+    for number in range(3, 256):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as end:
+            end.send(b"\0\1\0\0half")
+    time.sleep(3600)
+
+
 FAULTS = {
     "raises": lambda: 1 / 0,
     "exits": lambda: exit(3),
@@ -55,6 +65,7 @@ FAULTS = {
     "holds the lock": hold_the_lock,
     "hangs": lambda: threading.Event().wait(3600),
     "waits for ever": lambda: asyncio.sleep(3600),
+    "sends half a message": send_half_a_message,
     "returns no reply": lambda: "hello",
     "returns what cannot be sent": lambda: user("x", info={"lock": threading.Lock()}),
     "lies about numbers": lambda: user("x", reward=Lies()),

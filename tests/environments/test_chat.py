@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments.templates import ADD, NAMES, chat_of, rendered, tokenizer_of
-from groupwise.environments.chat import PlainChat, TemplateChat
+from groupwise.environments.chat import OPENINGS, PlainChat, TemplateChat
 from groupwise.errors import ModelError
 
 QUESTION = {"role": "user", "content": "What is 3+4?"}
@@ -24,6 +24,18 @@ DROPS_THINKING = {
     "qwen3_5_think": ("user reply", "user reply, thinking"),
 }
 KEEPS_ALL = ("tiny", "qwen2_5", "llama3", "gemma3", "phi3", "gptoss", "qwen3_training", "qwen3_8")
+
+
+def test_a_group_opens_with_one_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat, rendered = TemplateChat(tokenizer_of("tiny"), ()), []
+    monkeypatch.setattr(chat, "_render", lambda *given: rendered.append(given) or "text")
+    other = {"role": "user", "content": "What is 3+5?"}
+    openings = [chat.opening([message], ()) for message in (QUESTION, QUESTION, other)]
+    assert len(rendered) == 2
+    assert openings[0] == openings[1]
+    for number in range(OPENINGS):
+        chat.opening([{"role": "user", "content": str(number)}], ())
+    assert len(chat._openings) == OPENINGS
 
 
 def turn_tokens(name: str, text: str, reply: Any) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from groupwise.environments.groups import Episodes
 from groupwise.environments.processes import Workers, in_processes
 from groupwise.environments.tools import tools_environment
 from groupwise.errors import GroupwiseError
+from groupwise.rewards import supervised
 from groupwise.types import Episode, Group, Problem, Sampling
 
 QUICK = replace(LIMITS, step_seconds=2.0)
@@ -69,6 +70,7 @@ SAID = {
     "holds the lock": "step() did not return within 2 s",
     "hangs": "step() did not return within 2 s",
     "waits for ever": "step() did not return within 2 s",
+    "sends half a message": "step() did not return within 2 s",
     "returns no reply": "step() returned",
     "returns what cannot be sent": "step() returned what cannot be sent",
     "lies about numbers": "step() did not return within 2 s",
@@ -86,6 +88,30 @@ def test_every_fault_costs_its_own_episode_only(factory: EnvironmentFactory) -> 
         assert episode(group).reward == 1.0 and not episode(group).error
     again = play_all(factory, *[problem()] * 4)
     assert [episode(group).reward for group in again] == [1.0] * 4, "what was killed is replaced"
+
+
+def test_half_a_message_holds_up_no_other_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes are asked by one thread, which must not wait for the other half."""
+    monkeypatch.setattr(supervised, "WHOLE_SECONDS", 8)
+    factory = in_processes(EnvironmentFactory("Faulty", Faulty))
+    runner = Episodes(factory, tokenizer_of("tiny"), (END,), replace(LIMITS, step_seconds=3.0))
+    engine = ScriptedEngine(lambda prompt: "turn")
+    errors: list[str] = []
+
+    async def play(fault: str | None) -> None:
+        group = await runner.group(problem(fault), engine, (0,), [Sampling(200)], 5)
+        errors.append(episode(group).error)
+
+    async def run() -> None:
+        stuck = asyncio.create_task(play("sends half a message"))
+        await asyncio.sleep(0.5)
+        await asyncio.gather(play(None), play(None), stuck)
+
+    try:
+        asyncio.run(run())
+    finally:
+        factory.close()
+    assert errors == ["", "", "step() did not return within 3 s"]
 
 
 def test_processes_are_not_ours_and_are_used_again(factory: EnvironmentFactory) -> None:

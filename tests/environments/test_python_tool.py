@@ -81,6 +81,14 @@ def test_a_turn_without_a_whole_program_is_the_last(turn: str) -> None:
     assert len(episode.turns) == 1
 
 
+def test_a_program_has_the_seconds_of_a_reply() -> None:
+    settings = small_config("environment.kind=code_blocks", "environment.step_seconds=0.01")
+    factory = find_environment(settings.environment)
+    assert factory is not None
+    episode, _ = episode_of(factory, block("print(7)"))
+    assert "did not return within 0.01 s" in episode.error
+
+
 def test_a_flood_of_blank_lines_in_a_block_that_never_ends_costs_nothing() -> None:
     """Looked for anew at each of them, the end of the block would take minutes."""
     turn = Turn("```python" + "\n" * 200_000)

@@ -15,7 +15,7 @@ from groupwise.policy.policy import Policy
 from groupwise.rollout.native.cuda_graphs import Buffers, DecodeGraphs, GraphKey, end_step
 from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
-from groupwise.rollout.native.limits import MULTI_STEP
+from groupwise.rollout.native.limits import ADMIT_EVERY, MULTI_STEP
 from groupwise.rollout.sampling import sample_tokens
 
 
@@ -101,4 +101,4 @@ class EagerDecoder(Decoder):
     def __init__(self, policy: Policy, attention: DecodeAttention, *_: Any) -> None:
         super().__init__(policy, attention, None)
         self.graphs: EagerGraphs = EagerGraphs(policy, 64)
-        self.most_steps = MULTI_STEP
+        self.most_steps, self.admit_every = MULTI_STEP, ADMIT_EVERY

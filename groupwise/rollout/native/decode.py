@@ -18,7 +18,7 @@ from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs, LaunchedSteps
 from groupwise.rollout.native.decode_attention import DecodeAttention
-from groupwise.rollout.native.limits import MULTI_STEP
+from groupwise.rollout.native.limits import ADMIT_EVERY, MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningBatch
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
@@ -45,6 +45,7 @@ class Decoder:
         self.policy, self.attention, self.compiled = policy, attention, compiled
         self.graphs = graphs if attention.has_kernel else None
         self.most_steps = 1 if self.graphs is None else MULTI_STEP
+        self.admit_every = 0 if self.graphs is None else ADMIT_EVERY
         self.launched: LaunchedSteps | None = None
         """Steps that are not read yet."""
 

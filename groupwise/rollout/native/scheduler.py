@@ -21,7 +21,7 @@ from groupwise.policy.policy import Policy
 from groupwise.rollout.engine import OnTokens
 from groupwise.rollout.native.decode import Decoder, Drawn
 from groupwise.rollout.native.kv_cache import PagedKVCache
-from groupwise.rollout.native.limits import PREFILL_TOKENS
+from groupwise.rollout.native.limits import ADMIT_SHARE, PREFILL_TOKENS
 from groupwise.rollout.native.prefill import Context, prefill
 from groupwise.rollout.native.running_batch import Answer, RunningBatch
 from groupwise.rollout.stopping import StopStrings
@@ -59,6 +59,8 @@ class Scheduler:
         self.prefilled: deque[Prefilled] = deque()
         self.version = self.loads = 0
         """The weights' version, and how often weights were loaded."""
+        self.held_steps = 0
+        """Decode steps since answers that wait were last admitted."""
 
     @property
     def busy(self) -> bool:
@@ -91,7 +93,7 @@ class Scheduler:
 
     def step(self) -> None:
         self._drop_calls()
-        if self.waiting or self.prefilled:
+        if (self.waiting or self.prefilled) and self._may_admit():
             self._append(self.decoder.read(self.batch))
             self._admit()
         ahead = self._give_pages()
@@ -111,6 +113,16 @@ class Scheduler:
             if not record.answers:
                 self.pool.release(record.context.pages)
                 self.prefilled.remove(record)
+
+    def _may_admit(self) -> bool:
+        """Few that wait are prefilled together: each prefill holds up all answers that run."""
+        self.held_steps += self.decoder.most_steps
+        wanted = len(self.waiting) + sum(len(record.answers) for record in self.prefilled)
+        many = min(wanted, self.max_batch - self.batch.size) >= ADMIT_SHARE * self.batch.size
+        if many or self.held_steps > self.decoder.admit_every:
+            self.held_steps = 0
+            return True
+        return False
 
     def _admit(self) -> None:
         while self.batch.size < self.max_batch and (self.prefilled or self._prefill()):
@@ -188,8 +200,9 @@ class Scheduler:
         """See to it that every row has the pages for its next steps; whether for the ones after
         them, too."""
         batch, page, decoder = self.batch, self.cache.page, self.decoder
-        # A row that becomes free is wanted soon: while answers wait, nothing is launched ahead.
-        ahead = decoder.most_steps > 1 and not (self.waiting or self.prefilled)
+        # A row that becomes free is wanted soon: before answers start, nothing is launched ahead.
+        soon = self.held_steps + decoder.most_steps > decoder.admit_every
+        ahead = decoder.most_steps > 1 and not ((self.waiting or self.prefilled) and soon)
         while True:
             steps = 2 * decoder.most_steps if ahead else decoder.unread or decoder.most_steps
             wanted = np.minimum(batch.kv_lens + steps, batch.max_kv_lens)
