@@ -208,6 +208,7 @@ def mcp_environment(command: Sequence[str], shared: bool = False) -> Environment
         scores=False,
         tools=tools,
         isolate=False,
+        thread="shared",
         close=servers.close,
     )
 

@@ -180,6 +180,7 @@ def openenv_environment(url: str, show: Sequence[str] = ()) -> EnvironmentFactor
         tools=actions.tools,
         isolate=False,
         queue=sessions.queue,
+        thread="shared",
     )
 
 

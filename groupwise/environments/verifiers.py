@@ -12,6 +12,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -65,8 +66,9 @@ class VerifiersEnvironment(Environment):
 
     async def _ask(self, do: str, **fields: Any) -> Any:
         try:
-            answer = self.worker.send(do, episode=self.episode, **fields)
-            return await asyncio.wrap_future(answer)
+            # In a thread: the process may be one that does not read.
+            send = partial(self.worker.send, do, episode=self.episode, **fields)
+            return await asyncio.wrap_future(await asyncio.to_thread(send))
         except ProcessFailed as error:
             raise EnvironmentFailed(f"failed: {error}") from None
         except asyncio.CancelledError:  # it took too long
@@ -87,7 +89,8 @@ def verifiers_environment(
     def make(problem: Problem) -> VerifiersEnvironment:
         return VerifiersEnvironment(worker, name)
 
-    return EnvironmentFactory(name, make, tools=tools_of(described["tools"]), isolate=False)
+    tools = tools_of(described["tools"])
+    return EnvironmentFactory(name, make, tools=tools, isolate=False, thread="shared")
 
 
 def tools_of(described: Any) -> tuple[ToolSpec, ...]:

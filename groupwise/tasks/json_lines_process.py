@@ -41,13 +41,9 @@ class JsonLinesProcess:
 
     def end_if_blocked(self) -> None:
         """For after a request that took too long: a process that answers nothing is ended."""
-        running = self._running
-        if running is None:
-            return
-        answered = running.send("ping", {})
-        timer = threading.Timer(PING_SECONDS, lambda: answered.done() or running.end())
-        timer.daemon = True
-        timer.start()
+        if self._running is not None:
+            # In a thread: one that reads nothing may have let its pipe fill up.
+            threading.Thread(target=self._running.end_unless_it_answers, daemon=True).start()
 
     def _process(self) -> "_Running":
         with self._lock:
@@ -106,6 +102,12 @@ class _Running:
                 waiting.set_result(data["result"])
         except InvalidStateError:  # nobody waits any longer
             pass
+
+    def end_unless_it_answers(self) -> None:
+        timer = threading.Timer(PING_SECONDS, self.end)
+        timer.daemon = True
+        timer.start()
+        self.send("ping", {}).add_done_callback(lambda _: timer.cancel())
 
     def close_all(self) -> None:
         """The process has ended: so does all waiting."""

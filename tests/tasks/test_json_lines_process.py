@@ -2,6 +2,7 @@
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,6 +59,23 @@ def test_one_that_hangs_is_ended_only_if_it_answers_nothing(
     for waiting in (hanging, behind):
         with pytest.raises(ProcessFailed, match="its process ended"):
             waiting.result(5)
+    assert process.ask("which") != first
+
+
+def test_one_whose_pipe_is_full_is_ended_too(
+    process: JsonLinesProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever writes to it holds the lock meanwhile: the ping must not be waited for."""
+    monkeypatch.setattr(json_lines_process, "PING_SECONDS", 0.3)
+    first = process.ask("which")
+    process.send("hang")
+    with ThreadPoolExecutor() as threads:
+        written = threads.submit(process.send, "echo", value="x" * 1_000_000)
+        time.sleep(0.1)
+        assert not written.done()
+        process.end_if_blocked()
+        with pytest.raises(ProcessFailed, match="its process ended"):
+            written.result(5).result(5)
     assert process.ask("which") != first
 
 
