@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from groupwise.config import Config
+from groupwise.config.environment import NoEnvironment
 from groupwise.errors import ConfigError, DataError
 from groupwise.load import Parts, load_parts
 from groupwise.rewards.base import weighted
@@ -45,6 +46,11 @@ def write_pairs(
     low, high = temperatures
     if not 0 < low <= high:
         raise ConfigError(f"temperatures {low:g},{high:g}: give the lower one first, both above 0")
+    if not isinstance(config.environment, NoEnvironment):
+        raise ConfigError(
+            f"environment.kind={config.environment.kind}: the two answers of a pair are one turn "
+            "each, so conversations make none. To sample plain answers, add environment=none"
+        )
     with load_parts(config) as parts:
         groups = parts.sample_groups(
             parts.problems["train"][:problems],
@@ -52,7 +58,6 @@ def write_pairs(
             group_size=2 * pairs,
             step="pairs",
             temperatures=temperatures,
-            in_episodes=False,
         )
         scores = _scores(parts, groups, label)
     lines = []

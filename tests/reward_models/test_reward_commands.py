@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groupwise.cli.main import app, main
-from groupwise.errors import GroupwiseError
+from groupwise.errors import ConfigError, GroupwiseError
 from groupwise.training.api import train
 from runs import small_config
 
@@ -67,6 +67,16 @@ def test_eval_measures_on_a_run_and_on_lines(fitted: Path, run: Path, tmp_path: 
     assert "auc" in invoke("reward", "eval", str(fitted), str(run), "--json", str(target))
     measured = json.loads(target.read_text())
     assert measured["count"] > 50 and 0 <= measured["auc"] <= 1
+
+
+def test_conversations_make_no_pairs_and_plain_answers_can_be_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "pairs.jsonl"
+    words = ["reward", "pairs", "tiny", "device=cpu", "--out", str(out), "--problems", "8"]
+    environment = "environment={kind: guess_number, max_turns: 3}"
+    with pytest.raises(ConfigError, match="add environment=none"):
+        invoke(*words, environment)
+    invoke(*words, environment, "environment=none")
+    assert out.exists()
 
 
 def test_pairs_are_written_labelled_and_a_preference_model_fits_them(tmp_path: Path) -> None:
