@@ -37,7 +37,9 @@ class CodeBlocks(Environment):
             return Reply(done=True)
         # Not in the thread that samples, which would start the process and read from it in slices.
         programs, program = SharedThread("programs"), "\n".join(blocks)
-        output = await programs.call("the program", partial(python, program), self.seconds)
+        output = await programs.call(
+            "was given up: the program", partial(python, program), self.seconds
+        )
         return Reply(({"role": "user", "content": f"```output\n{output}\n```"},))
 
 
