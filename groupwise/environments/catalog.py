@@ -87,7 +87,7 @@ def _agent(settings: AgentEnvironment) -> EnvironmentFactory:
 
 ENVIRONMENTS: dict[type[EnvironmentSettings], Callable[[Any], EnvironmentFactory]] = {
     ToolsEnvironment: _tools,
-    CodeBlocksEnvironment: lambda settings: code_blocks_environment(settings.step_seconds),
+    CodeBlocksEnvironment: lambda settings: code_blocks_environment(),
     TrlEnvironmentSettings: _trl,
     McpEnvironmentSettings: lambda settings: mcp_environment(settings.command, settings.shared),
     OpenEnvSettings: lambda settings: openenv_environment(settings.url, settings.show),

@@ -15,12 +15,10 @@ it is what the recipe's rewards see. Blocks inside of what the model thought are
 """
 
 import re
-from functools import partial
 
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, Turn
 from groupwise.environments.calls import THINKING_ENDS
 from groupwise.environments.python_tool import python
-from groupwise.environments.threads import SharedThread
 from groupwise.rewards.sandbox.ways import check_isolation
 from groupwise.types import Problem
 
@@ -28,29 +26,19 @@ _BLOCK = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 class CodeBlocks(Environment):
-    def __init__(self, seconds: float = 60.0) -> None:
-        self.seconds = seconds
-
     async def step(self, turn: Turn) -> Reply:
         blocks = _BLOCK.findall(turn.text.rpartition(THINKING_ENDS)[2])
         if not blocks:
             return Reply(done=True)
-        # Not in the thread that samples, which would start the process and read from it in slices.
-        programs, program = SharedThread("programs"), "\n".join(blocks)
-        output = await programs.call(
-            "was given up: the program", partial(python, program), self.seconds
-        )
+        output = await python("\n".join(blocks))
         return Reply(({"role": "user", "content": f"```output\n{output}\n```"},))
 
 
-def code_blocks_environment(seconds: float = 60.0) -> EnvironmentFactory:
-    """For `groupwise.train(config, environment=code_blocks_environment())`.
-
-    `seconds` that a program may take, with what it waits for others; five of them for itself.
-    """
+def code_blocks_environment() -> EnvironmentFactory:
+    """For `groupwise.train(config, environment=code_blocks_environment())`."""
     check_isolation()  # complains now rather than in every episode
+    return EnvironmentFactory("code_blocks", _begin, scores=False, isolate=False, thread="shared")
 
-    def begin(problem: Problem) -> CodeBlocks:
-        return CodeBlocks(seconds)
 
-    return EnvironmentFactory("code_blocks", begin, scores=False, isolate=False, thread="sampling")
+def _begin(problem: Problem) -> CodeBlocks:
+    return CodeBlocks()

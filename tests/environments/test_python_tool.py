@@ -82,10 +82,9 @@ def test_a_turn_without_a_whole_program_is_the_last(turn: str) -> None:
 
 
 def test_a_program_has_the_seconds_of_a_reply() -> None:
-    settings = small_config("environment.kind=code_blocks", "environment.step_seconds=0.01")
-    factory = find_environment(settings.environment)
+    factory = find_environment(small_config("environment.kind=code_blocks").environment)
     assert factory is not None
-    episode, _ = episode_of(factory, block("print(7)"))
+    episode, _ = episode_of(factory, block("print(7)"), seconds=0.01)
     assert "did not return within 0.01 s" in episode.error
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def episode_of(
-    factory: EnvironmentFactory, *turns: str, problem: Problem = PROBLEM
+    factory: EnvironmentFactory, *turns: str, problem: Problem = PROBLEM, seconds: float = 5.0
 ) -> tuple[Episode, str]:
-    runner = Episodes(factory, tokenizer_of("tiny"), (END,), LIMITS)
+    limits = replace(LIMITS, step_seconds=seconds)
+    runner = Episodes(factory, tokenizer_of("tiny"), (END,), limits)
     engine = calling(*turns)
     (answer,) = play(engine, runner, problem=problem, tokens=2000).completions
     assert answer.episode is not None
