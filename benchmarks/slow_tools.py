@@ -1,7 +1,8 @@
 """What a slow tool costs: python benchmarks/slow_tools.py [--episodes 512] [--at-once 64]
 
 Episodes of three turns with the embedded model on a CPU, of which 64 run at a time. Every tenth
-call sleeps for two seconds; the same answers are sampled with and without the sleep. Where trl is
+call sleeps for two seconds; the same answers are sampled with and without the sleep, in turn, and
+the medians of `--repeats` are printed, with the lowest and the highest rate. Where trl is
 installed, its own loop (`GRPOTrainer._tool_call_loop`) makes the same calls of a function in
 batches of 64, sampled by the same engine; in it every turn counts as a call.
 """
@@ -9,8 +10,10 @@ batches of 64, sampled by the same engine; in it every turn counts as a call.
 import argparse
 import asyncio
 import importlib.util
+import statistics
 import time
 import zlib
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -115,18 +118,26 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=512)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64, help="of a turn, at most")
+    parser.add_argument("--repeats", type=int, default=1)
     chosen = parser.parse_args()
     sizes = chosen.episodes, chosen.at_once, chosen.tokens
     ways = {"groupwise": lambda slow: stream_rate("Slow" if slow else "Quick", *sizes)}
     if importlib.util.find_spec("trl"):
         ways["trl's loop"] = lambda slow: trl_rate(slow, *sizes[1:])
     for name, rate in ways.items():
-        rates = rate(False), rate(True)
+        pairs = [(rate(False), rate(True)) for _ in range(chosen.repeats)]
+        quick, slow = zip(*pairs, strict=True)
+        cost = 1 - statistics.median(slow) / statistics.median(quick)
         print(
-            f"{name}: {rates[0]:.1f} episodes a second, {rates[1]:.1f} with the slow tool: "
-            f"it costs {1 - rates[1] / rates[0]:.0%} of the throughput",
+            f"{name}: {_spread(quick)} episodes a second, {_spread(slow)} with the slow tool: "
+            f"it costs {cost:.0%} of the throughput",
             flush=True,
         )
+
+
+def _spread(rates: Sequence[float]) -> str:
+    between = f" ({min(rates):.1f} to {max(rates):.1f})" if len(rates) > 1 else ""
+    return f"{statistics.median(rates):.1f}{between}"
 
 
 if __name__ == "__main__":

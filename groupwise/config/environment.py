@@ -46,7 +46,10 @@ class EnvironmentSettings(Weights):
     episode_seconds: float = Field(default=600.0, gt=0)
     """Seconds that it may take in one episode."""
     at_once: int = Field(default=256, ge=1)
-    """Episodes that run at the same time."""
+    """Episodes that run at the same time, beside those whose environment takes its time."""
+    max_open: int | None = Field(default=None, ge=1)
+    """Episodes that have begun and not ended, those that wait for their environment among them:
+    what a server or this machine can take. Twice at_once if not given."""
     in_rounds: bool = False
     """They take their turns together, so that a run on a CPU repeats to the last digit. All wait
     for the slowest reply then."""

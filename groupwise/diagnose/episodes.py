@@ -19,7 +19,7 @@ def environment_failed(history: History, config: Config | None, standing: bool) 
         f"{percent(share)} of episodes were ended by their environment ({history.recent}); they "
         "are not learned from",
         "the log names the first failure of each step: fix that; environment.step_seconds is how "
-        "long one reply may take, environment.at_once how many episodes run at the same time",
+        "long one reply may take, environment.max_open how many episodes are open at a time",
         "error" if share >= 0.5 else "warning",
     )
 
@@ -38,7 +38,7 @@ def environment_slow(history: History, config: Config | None, standing: bool) ->
         f"sampling takes {sampling:.1f} of {seconds or sampling:.1f} seconds a step "
         f"({history.recent})",
         "a faster tool, or one that remembers its answers; more episodes side by side: "
-        "batch.prompts, environment.at_once; timing.kind=ahead learns meanwhile; a lower "
+        "batch.prompts, environment.max_open; timing.kind=ahead learns meanwhile; a lower "
         "environment.step_seconds ends calls that hang",
         "info",
     )

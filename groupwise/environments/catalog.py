@@ -162,6 +162,7 @@ def make_episodes(factory: EnvironmentFactory, config: Config, policy: Policy) -
         limits,
         weight=settings.reward_weight,
         at_once=settings.at_once,
+        max_open=settings.max_open,
         in_rounds=settings.in_rounds,
         chat=settings.chat,
     )

@@ -13,8 +13,9 @@ from groupwise.environments.base import AllEpisodesFailed, EnvironmentBusy, Envi
 from groupwise.environments.calls import ParseTurn, parse_hermes
 from groupwise.environments.chat import Chat, PlainChat
 from groupwise.environments.episode import EpisodeInputs, EpisodeRun, Limits, Segment
+from groupwise.environments.places import EpisodeEngine, Places
 from groupwise.environments.renderers_chat import ChatKind, RenderersChat, template_chat
-from groupwise.environments.rounds import InRounds, Rounds
+from groupwise.environments.rounds import Rounds
 from groupwise.errors import quoted
 from groupwise.rollout.engine import Engine
 from groupwise.types import Completion, Group, Problem, Sampling
@@ -25,7 +26,8 @@ log = logging.getLogger("groupwise")
 class Episodes:
     """What turns problems into groups of episodes.
 
-    `weight` is that of the environment's own reward. `at_once` bounds how many episodes run;
+    `weight` is that of the environment's own reward. `at_once` bounds how many episodes run beside
+    those that wait for their environment, `max_open` all of them; it is twice as many if not given.
     `in_rounds`, they take their turns together.
     """
 
@@ -38,17 +40,20 @@ class Episodes:
         *,
         weight: float = 1.0,
         at_once: int = 256,
+        max_open: int | None = None,
         in_rounds: bool = False,
         chat: ChatKind = "auto",
     ) -> None:
         self.factory, self.limits = factory, limits
         self.tokenizer, self.eos_ids = tokenizer, eos_ids
-        self.weight, self.at_once, self.in_rounds = weight, at_once, in_rounds
+        self.weight, self.in_rounds = weight, in_rounds
+        self.max_open = 2 * at_once if max_open is None else max_open
+        self.at_once = min(at_once, self.max_open)
         self._template = template_chat(tokenizer, eos_ids, factory.tools, chat)
         self.parse: ParseTurn = (
             self._template.parse if isinstance(self._template, RenderersChat) else parse_hermes
         )
-        self._places: tuple[asyncio.AbstractEventLoop, Rounds] | None = None
+        self._places: tuple[asyncio.AbstractEventLoop, Places] | None = None
         self._begun = itertools.count()
 
     def prove(self) -> dict[str, str | None]:
@@ -116,10 +121,11 @@ class Episodes:
         self, problem: Problem, engine: Engine, key: int, sampling: Sampling, seed: int
     ) -> tuple[Segment, ...]:
         limits = replace(self.limits, max_tokens=sampling.max_tokens)
-        rounds, number = self._rounds(), next(self._begun)
+        number = next(self._begun)
         while True:
+            place = self._all_places().place(number)
             inputs = EpisodeInputs(
-                InRounds(engine, rounds, number) if self.in_rounds else engine,
+                EpisodeEngine(engine, place.turn),
                 self.factory.make,
                 problem,
                 self._chat(problem),
@@ -133,7 +139,7 @@ class Episodes:
                 self.factory.thread,
             )
             run = (self.factory.run or EpisodeRun)(inputs)
-            async with self.factory.queue(), rounds.place():
+            async with self.factory.queue(), place:
                 with contextlib.suppress(EnvironmentBusy):
                     segments = await run.run()
                     episode = segments[0].completion.episode
@@ -146,11 +152,12 @@ class Episodes:
             return PlainChat(self.tokenizer)
         return self._template or PlainChat(self.tokenizer, between="\n\n")
 
-    def _rounds(self) -> Rounds:
-        """One for each event loop: it belongs to the first that waits for it."""
+    def _all_places(self) -> Places:
+        """Those of this event loop: what waits for them belongs to it."""
         loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
-            self._places = loop, Rounds(self.at_once)
+            places = Places(self.at_once, self.max_open)
+            self._places = loop, Rounds(self.at_once) if self.in_rounds else places
         return self._places[1]
 
 

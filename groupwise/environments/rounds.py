@@ -6,39 +6,29 @@ turn together: a slow environment is waited for, and time changes nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from torch import Tensor
-
-from groupwise.rollout.engine import Engine, OnTokens, sample_stream
-from groupwise.types import Completion, Request, Sampling
+from groupwise.environments.places import Place, Places
+from groupwise.types import Request
 
 
-class Rounds:
-    """Who takes part. `at_once` bounds how many episodes run; the others wait for a place."""
+class Rounds(Places):
+    """Who takes part. A place that becomes free is the next episode's at once, and rounds wait for
+    it; nobody lends one."""
 
     def __init__(self, at_once: int) -> None:
-        self._slots = asyncio.Semaphore(at_once)
-        self._queued = self._running = self._left = 0
+        super().__init__(at_once, at_once)
         self._turns: list[tuple[tuple[int, int], object, asyncio.Future[None]]] = []
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Of one episode. One that ends hands its place on: rounds wait for whoever takes it."""
-        self._queued += 1
-        async with self._slots:
-            self._queued -= 1
-            self._running += 1
-            self._left -= self._left > 0
-            try:
-                yield
-            finally:
-                self._running -= 1
-                self._left += self._queued > self._left
-                self._begin()
+    def place(self, number: int) -> "RoundsPlace":
+        return RoundsPlace(self, number)
 
-    async def turn(self, order: tuple[int, int], episode: object) -> None:
+    def leave(self) -> None:
+        super().leave()
+        self._begin()
+
+    async def wait_for_turn(self, order: tuple[int, int], episode: object) -> None:
         """Returns when all episodes that run want a turn, in their order.
 
         An agent may ask for several at once: it is one episode all the same.
@@ -53,7 +43,7 @@ class Rounds:
             self._turns = [turn for turn in self._turns if turn[-1] is not own]
 
     def _begin(self) -> None:
-        if self._left or len({id(episode) for _, episode, _ in self._turns}) < self._running:
+        if len({id(episode) for _, episode, _ in self._turns}) < self.open:
             return
         for _, _, own in sorted(self._turns, key=lambda turn: turn[0]):
             if not own.done():
@@ -61,24 +51,12 @@ class Rounds:
         self._turns = []
 
 
-class InRounds:
-    """An engine for one episode, whose requests wait for those of the other episodes; `number` is
-    the episode's, by when it was begun."""
+class RoundsPlace(Place):
+    def __init__(self, rounds: Rounds, number: int) -> None:
+        super().__init__(rounds)
+        self.rounds, self.number = rounds, number
 
-    def __init__(self, engine: Engine, rounds: Rounds, number: int) -> None:
-        self.engine, self.rounds, self.number = engine, rounds, number
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
-
-    async def sample_stream(
-        self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
-    ) -> tuple[Completion, ...]:
-        await self.rounds.turn((self.number, request.keys[0]), self)
-        return await sample_stream(self.engine, request, sampling, on_tokens)
-
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.engine.load_weights(version, weights)
-
-    def close(self) -> None:
-        self.engine.close()
+    @asynccontextmanager
+    async def turn(self, request: Request) -> AsyncIterator[None]:
+        await self.rounds.wait_for_turn((self.number, request.keys[0]), self)
+        yield
