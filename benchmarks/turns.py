@@ -17,7 +17,7 @@ import torch
 
 from groupwise.config import Config
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, Thread, Turn
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.groups import Episodes
 from groupwise.load import make_engine
 from groupwise.policy.load import make_policy
@@ -72,7 +72,7 @@ def episodes(policy: Policy, thread: Thread, turns: int, tokens: int) -> Episode
     factory = EnvironmentFactory(
         "continues", lambda problem: Continues(turns), scores=False, thread=thread
     )
-    limits = Limits(max_tokens=tokens, max_turns=turns)
+    limits = EpisodeLimits(max_tokens=tokens, max_turns=turns)
     return Episodes(factory, policy.tokenizer, policy.eos_ids, limits)
 
 

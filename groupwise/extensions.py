@@ -84,8 +84,8 @@ def marking(kind: str) -> str:
 
 
 def is_marked(code: Any, kind: str) -> bool:
-    found = getattr(code, MARK, None)
-    return isinstance(found, str) and found == kind
+    mark = getattr(code, MARK, None)
+    return isinstance(mark, str) and mark == kind
 
 
 def load_object(reference: str, *, what: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -140,6 +141,11 @@ def test_the_whole_algorithm_can_be_read_in_one_sitting() -> None:
 def test_no_module_is_named_for_nothing() -> None:
     empty = {"utils.py", "helpers.py", "misc.py", "common.py"}
     assert not [path for path in modules() if path.name in empty]
+
+
+def test_no_two_classes_share_a_name() -> None:
+    names = [n.name for path in modules() for n in nodes(path) if isinstance(n, ast.ClassDef)]
+    assert not [name for name, count in Counter(names).items() if count > 1]
 
 
 def leaves(model: type[BaseModel]) -> int:

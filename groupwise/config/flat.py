@@ -6,13 +6,13 @@ from typing import Any
 
 def leaves(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """{"batch": {"prompts": 4}} as {"batch.prompts": 4}"""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found |= leaves(value, f"{prefix}{key}.")
+            flat |= leaves(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def within(name: str, blocks: Iterable[str]) -> bool:

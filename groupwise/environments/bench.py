@@ -29,7 +29,7 @@ from groupwise.config import Config
 from groupwise.config.environment import EnvironmentSettings
 from groupwise.environments.base import Environment, EnvironmentFactory, Reply, ToolSpec, Turn
 from groupwise.environments.bench_policies import CHEATS, HONEST, IDLE, Policy, Seen
-from groupwise.environments.episode import EpisodeInputs, Limits
+from groupwise.environments.episode import EpisodeInputs, EpisodeLimits
 from groupwise.environments.gateway_session import Session
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, RewardError, quoted
@@ -52,7 +52,7 @@ _END = 0x10FFFF
 
 
 @dataclass(frozen=True)
-class Line:
+class PolicyLine:
     """One policy: means over its episodes, what is to be said of it, and whether that is a flaw."""
 
     policy: str
@@ -66,13 +66,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Report:
+class EnvironmentReport:
     environment: str
     problems: int
     honest: float
     """What honest work earns, and how that is known."""
     measured_by: str
-    lines: tuple[Line, ...]
+    lines: tuple[PolicyLine, ...]
 
     @property
     def flaws(self) -> int:
@@ -105,7 +105,7 @@ class Bench:
         self.factory, self.config, self.scorer = factory, config, scorer
         own = config.environment
         settings = own if isinstance(own, EnvironmentSettings) else EnvironmentSettings()
-        self.limits = Limits(
+        self.limits = EpisodeLimits(
             max_tokens=MOST_CHARACTERS,
             max_turns=settings.max_turns,
             max_reply_tokens=MOST_CHARACTERS,
@@ -113,7 +113,7 @@ class Bench:
             episode_seconds=settings.episode_seconds,
         )
 
-    def run(self, solved: Sequence[Solved], model_earns: float | None = None) -> Report:
+    def run(self, solved: Sequence[Solved], model_earns: float | None = None) -> EnvironmentReport:
         """`model_earns`: the mean reward of a model's episodes, where one has played."""
         form = self._best_form(solved[0])
         honest = HONEST if all(item.right for item in solved) else {}
@@ -126,7 +126,7 @@ class Bench:
             best, measured_by = right, "what the task's right answer earns"
         verdicts = {n: _verdict(n, played[n].reward, best, wrong) for n in CHEATS}
         lines = [_line(name, own, verdicts.get(name, "")) for name, own in played.items()]
-        return Report(self.factory.name, len(solved), best, measured_by, tuple(lines))
+        return EnvironmentReport(self.factory.name, len(solved), best, measured_by, tuple(lines))
 
     def play(self, name: str, policy: Policy, solved: Sequence[Solved], form: str) -> Played:
         """Every problem twice, with the same seed."""
@@ -188,7 +188,7 @@ def solved_problems(task: Task, count: int = PROBLEMS) -> list[Solved]:
         return [Solved(problem, "", "0") for problem in task.train[:count]]
 
 
-def bench_table(report: Report, title: str) -> Table:
+def bench_table(report: EnvironmentReport, title: str) -> Table:
     names = list(dict.fromkeys(name for line in report.lines for name in line.scores))
     table = Table(title=escape(f"{title} ({report.problems} problems)"))
     table.add_column("policy")
@@ -220,7 +220,7 @@ def _verdict(name: str, reward: float | None, honest: float, wrong: float | None
     return ""
 
 
-def _line(name: str, played: Played, verdict: str) -> Line:
+def _line(name: str, played: Played, verdict: str) -> PolicyLine:
     episodes = [answer.episode for answer in played.answers if answer.episode is not None]
     errors = [episode.error for episode in episodes if episode.error]
     said = [verdict] if verdict else []
@@ -229,7 +229,7 @@ def _line(name: str, played: Played, verdict: str) -> Line:
     if errors:
         said.append(f"fails in {len(errors)} of {len(episodes)} episodes: {errors[0]}")
     names = played.groups[0].scores
-    return Line(
+    return PolicyLine(
         name,
         played.reward,
         {s: mean_of_known(group.scores[s][0] for group in played.groups) for s in names},

@@ -150,9 +150,9 @@ def _value(schema: Any, text: str) -> Any:
 
 def _candidates(seen: Seen) -> list[str]:
     wrong = [w for w in (seen.wrong, "0", "1", "no", "17", "blue") if w != seen.right][:4]
-    found = [*wrong, *([seen.right] if seen.right is not None else [])]
-    seen.rng.shuffle(found)
-    return found
+    candidates = [*wrong, *([seen.right] if seen.right is not None else [])]
+    seen.rng.shuffle(candidates)
+    return candidates
 
 
 def _learned(seen: Seen) -> str | None:

@@ -25,7 +25,7 @@ from groupwise.environments.agent import agent_environment
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.calculator import calculate
 from groupwise.environments.code_blocks import code_blocks_environment
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.groups import Episodes
 from groupwise.environments.guess_number import GuessNumber
 from groupwise.environments.mcp import mcp_environment
@@ -145,7 +145,7 @@ def make_episodes(factory: EnvironmentFactory, config: Config, policy: Policy) -
         raise ConfigError(
             f"environment.weight: {factory.name} gives no reward of its own. Leave weight out"
         )
-    limits = Limits(
+    limits = EpisodeLimits(
         max_tokens=config.rollout.max_completion_tokens,
         max_turns=settings.max_turns,
         max_reply_tokens=settings.max_reply_tokens,

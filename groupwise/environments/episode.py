@@ -41,7 +41,7 @@ LONGEST_TOKEN = 256
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """What an episode may take. The tokens of replies do not count against `max_tokens`."""
 
     max_tokens: int
@@ -127,7 +127,7 @@ class EpisodeInputs:
     tokenizer: Any
     eos_ids: tuple[int, ...]
     sampling: Sampling
-    limits: Limits
+    limits: EpisodeLimits
     key: int
     seed: int
     parse: ParseTurn = parse_hermes

@@ -40,14 +40,14 @@ BACKLOG = 1024
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Sessions(Protocol):
+class SessionLookup(Protocol):
     def session(self, token: str, name: str | None) -> Session:
         """The one that a request is for. Raises RequestRefused: 401, or 404 for a wrong name."""
         ...
 
 
 def gateway_app(
-    sessions: Sessions, more: Sequence[tuple[str, str, Endpoint]] = (), **options: Any
+    sessions: SessionLookup, more: Sequence[tuple[str, str, Endpoint]] = (), **options: Any
 ) -> Starlette:
     """`more` are further endpoints; `options` are Starlette's."""
 
@@ -115,7 +115,7 @@ async def _events(
         reply.cancel()
 
 
-def _session(sessions: Sessions, request: Request) -> Session:
+def _session(sessions: SessionLookup, request: Request) -> Session:
     return sessions.session(bearer_token(request), request.path_params.get("name"))
 
 

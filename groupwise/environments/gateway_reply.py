@@ -12,7 +12,7 @@ from groupwise.types import Completion
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChatChoice:
     """One answer: the assistant's message as the session holds it, and its tokens."""
 
     message: ChatMessage
@@ -25,7 +25,7 @@ class ChatReply:
     model: str
     created: int
     prompt_tokens: tuple[int, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[ChatChoice, ...]
     stop: tuple[str, ...] = ()
     """The strings that end a choice, and are not shown."""
 
@@ -170,13 +170,13 @@ def _usage(reply: ChatReply) -> dict[str, int]:
     }
 
 
-def _finish(choice: Choice) -> str:
+def _finish(choice: ChatChoice) -> str:
     if choice.message.get("tool_calls"):
         return "tool_calls"
     return "length" if choice.answer.stop == "length" else "stop"
 
 
-def _message(choice: Choice) -> dict[str, Any]:
+def _message(choice: ChatChoice) -> dict[str, Any]:
     """Arguments are text for OpenAI's clients."""
     message = choice.message
     made = {"role": "assistant", "content": message["content"], "refusal": None}

@@ -61,7 +61,7 @@ class _Called(BaseModel):
     arguments: dict[str, Any] | str
 
 
-class _Call(BaseModel):
+class _ToolCall(BaseModel):
     id: str | None = None
     function: _Called
 
@@ -81,7 +81,7 @@ class _Message(BaseModel):
     content: str | list[_TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
     def for_template(self) -> dict[str, Any]:
         content = self.content or ""

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from groupwise.environments.chat import Chat, PlainChat, TemplateChat
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.gateway_app import gateway_app, json_response
 from groupwise.environments.gateway_request import RequestRefused
 from groupwise.environments.gateway_session import Session
@@ -35,7 +35,7 @@ from groupwise.types import Sampling
 
 MAX_SESSIONS = 4096
 MAX_NAME = 200
-SESSION_LIMITS = Limits(max_tokens=2**20, max_turns=4096, max_reply_tokens=2**20)
+SESSION_LIMITS = EpisodeLimits(max_tokens=2**20, max_turns=4096, max_reply_tokens=2**20)
 """What one session may hold."""
 
 

@@ -20,7 +20,7 @@ from groupwise.environments.base import ChatMessage, ToolSpec, Turn
 from groupwise.environments.calls import ParseTurn, as_message, call_id, parse_hermes
 from groupwise.environments.chat import Chat
 from groupwise.environments.episode import (
-    Limits,
+    EpisodeLimits,
     Segment,
     Trace,
     cut_answer,
@@ -28,7 +28,7 @@ from groupwise.environments.episode import (
     power_of_two,
     with_special_tokens,
 )
-from groupwise.environments.gateway_reply import ChatReply, Choice, OnPart, Part
+from groupwise.environments.gateway_reply import ChatChoice, ChatReply, OnPart, Part
 from groupwise.environments.gateway_request import (
     ChatRequest,
     RequestRefused,
@@ -82,7 +82,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Reply:
+class _RecordedReply:
     """The messages that were new in a request, with the first choice; and what that was."""
 
     messages: Messages
@@ -100,7 +100,7 @@ class Session:
         tokenizer: Any,
         eos_ids: tuple[int, ...],
         sampling: Sampling,
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         key: int,
         model: str = "groupwise",
@@ -124,7 +124,7 @@ class Session:
         self.closed = False
         self._branches: list[_Branch] = []
         self._points: list[_Point] = []
-        self._replies: dict[int, _Reply] = {}
+        self._replies: dict[int, _RecordedReply] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle_since, self._idle = time.monotonic(), 0.0
 
@@ -327,24 +327,24 @@ class Session:
         parts = (number, choice) if choice else (number,)
         return answer_key(self.key, "turn", *parts)
 
-    def _record(self, asked: _Asked, answers: Sequence[Completion]) -> tuple[Choice, ...]:
+    def _record(self, asked: _Asked, answers: Sequence[Completion]) -> tuple[ChatChoice, ...]:
         if self.closed:
             raise RequestRefused(410, "the session has ended")
         made = []
         for index, answer in enumerate(answers):
             left = self._tokens_left() if not made else self.limits.max_tokens - sum(self.turns)
             answer = cut_answer(answer, min(max(left, 0), asked.max_tokens))
-            choice = Choice(as_message(self._turn(answer, asked)), answer)
+            choice = ChatChoice(as_message(self._turn(answer, asked)), answer)
             if answer.tokens:
                 self._keep(asked, index, choice)
             made.append(choice)
         first = made[0]
         text = decode(first.answer.tokens, self.tokenizer, self.eos_ids)
-        reply = _Reply((*asked.new, first.message), text, first.answer.stop)
+        reply = _RecordedReply((*asked.new, first.message), text, first.answer.stop)
         self._replies[asked.number] = reply
         return tuple(made)
 
-    def _keep(self, asked: _Asked, index: int, choice: Choice) -> None:
+    def _keep(self, asked: _Asked, index: int, choice: ChatChoice) -> None:
         if asked.point is not None and index == 0:
             branch = asked.point.branch
             branch.trace.append(asked.prompt[len(asked.point.held) :])
@@ -376,5 +376,5 @@ class Session:
 def _before_stop(text: str, answer: Completion, stops: Sequence[str]) -> str:
     if answer.stop != "stop":
         return text
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(found)] if found else text
+    positions = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(positions)] if positions else text

@@ -12,7 +12,7 @@ from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import AllEpisodesFailed, EnvironmentBusy, EnvironmentFactory
 from groupwise.environments.calls import ParseTurn, parse_hermes
 from groupwise.environments.chat import Chat, PlainChat
-from groupwise.environments.episode import EpisodeInputs, EpisodeRun, Limits, Segment
+from groupwise.environments.episode import EpisodeInputs, EpisodeLimits, EpisodeRun, Segment
 from groupwise.environments.places import EpisodeEngine, Places
 from groupwise.environments.renderers_chat import ChatKind, RenderersChat, template_chat
 from groupwise.environments.rounds import Rounds
@@ -36,7 +36,7 @@ class Episodes:
         factory: EnvironmentFactory,
         tokenizer: Any,
         eos_ids: tuple[int, ...],
-        limits: Limits,
+        limits: EpisodeLimits,
         *,
         weight: float = 1.0,
         at_once: int = 256,

@@ -31,7 +31,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Answer:
+class MethodResult:
     """What the method returned, or `failed`: how the environment failed.
 
     `fixable` is the message of an error that the user can fix, which stops the run.

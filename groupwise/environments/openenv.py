@@ -53,7 +53,7 @@ class Actions:
     """Whether the tools are MCP tools of the server, behind one action."""
 
 
-class Sessions:
+class ServerSessions:
     """How many sessions the server allows, which it tells when there are too many."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Sessions:
 
 class OpenEnvironment(Environment):
     def __init__(
-        self, url: str, actions: Actions, sessions: Sessions, show: Sequence[str] = ()
+        self, url: str, actions: Actions, sessions: ServerSessions, show: Sequence[str] = ()
     ) -> None:
         self._url, self._actions, self._sessions = url, actions, sessions
         self._show = tuple(show)
@@ -173,7 +173,7 @@ def openenv_environment(url: str, show: Sequence[str] = ()) -> EnvironmentFactor
         import websockets  # noqa: F401
     except ImportError:
         raise MissingExtraError("websockets", "openenv") from None
-    actions, sessions = find_actions(url), Sessions()
+    actions, sessions = find_actions(url), ServerSessions()
     return EnvironmentFactory(
         "openenv",
         lambda problem: OpenEnvironment(url, actions, sessions, show),

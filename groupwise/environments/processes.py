@@ -24,7 +24,7 @@ from groupwise.environments.base import (
     Reply,
     Turn,
 )
-from groupwise.environments.messages import Answer, Ask, receive, send
+from groupwise.environments.messages import Ask, MethodResult, receive, send
 from groupwise.environments.worker import FORK, WAIT
 from groupwise.errors import ConfigError, GroupwiseError
 from groupwise.rewards.isolation import IMPORT_SECONDS
@@ -107,7 +107,7 @@ class Workers:
             connection.send(self._make)
             if not connection.poll(IMPORT_SECONDS):
                 raise CannotBeMoved(f"importing it took more than {IMPORT_SECONDS:g} s")
-            answer: Answer = connection.recv()
+            answer: MethodResult = connection.recv()
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             self._end()
             raise CannotBeMoved(str(error)) from None
@@ -182,7 +182,7 @@ class ProcessEnvironment(Environment):
             raise EnvironmentFailed("was asked of a process that is gone")
         try:
             await send(worker.connection, Ask(method, arguments))
-            answer: Answer = await receive(worker.connection)
+            answer: MethodResult = await receive(worker.connection)
         except (EOFError, OSError):
             self._worker = None
             raise EnvironmentFailed(self._workers.end(worker)) from None

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from groupwise.environments.base import Environment, checked_reply, checked_scores
-from groupwise.environments.messages import Answer, Ask, receive
+from groupwise.environments.messages import Ask, MethodResult, receive
 from groupwise.environments.threads import failure
 from groupwise.errors import GroupwiseError
 from groupwise.types import Problem
@@ -40,9 +40,9 @@ def main(control: int) -> None:
     except EOFError:
         return
     except BaseException as error:  # the user's module raises, or cannot be imported here
-        connection.send(Answer(failed=f"{type(error).__name__}: {error}"))
+        connection.send(MethodResult(failed=f"{type(error).__name__}: {error}"))
         return
-    connection.send(Answer())
+    connection.send(MethodResult())
     ours = os.getpid()
     with socket.socket(fileno=os.dup(control)) as requests:
         child = _answer_requests(requests)
@@ -93,17 +93,17 @@ class _Serving:
                 except (EOFError, ConnectionError):
                     raise
                 except Exception as error:  # a column whose class this process does not know
-                    self.connection.send(Answer(failed=f"cannot be asked: {error}"))
+                    self.connection.send(MethodResult(failed=f"cannot be asked: {error}"))
                     continue
                 self._send(await self._answer(ask))
 
-    async def _answer(self, ask: Ask) -> Answer:
+    async def _answer(self, ask: Ask) -> MethodResult:
         try:
-            return Answer(await self._perform(ask))
+            return MethodResult(await self._perform(ask))
         except GroupwiseError as error:
-            return Answer(fixable=str(error))
+            return MethodResult(fixable=str(error))
         except BaseException as error:
-            return Answer(failed=str(failure("", error)).strip())
+            return MethodResult(failed=str(failure("", error)).strip())
 
     async def _perform(self, ask: Ask) -> Any:
         """What is returned is checked here, where it can neither block nor end the run."""
@@ -121,7 +121,7 @@ class _Serving:
         environment, self.environment = self.environment, None
         return await environment.close()
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: MethodResult) -> None:
         if os.getpid() != self.process:  # the environment has forked: only one of the two answers
             os._exit(0)
         try:
@@ -130,7 +130,7 @@ class _Serving:
             raise
         except Exception as error:  # it cannot be pickled
             self.connection.send(
-                Answer(failed=f"returned what cannot be sent to another process: {error}")
+                MethodResult(failed=f"returned what cannot be sent to another process: {error}")
             )
 
 

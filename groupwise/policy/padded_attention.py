@@ -32,7 +32,7 @@ class PaddedSequences:
         first_q = np.cumsum([0, *seqlens_q])
         out_index = np.empty(first_q[-1], np.int64)
         calls = [
-            _Call(members, seqlens_q, kv_index, device)
+            _AttentionCall(members, seqlens_q, kv_index, device)
             for members in _calls(seqlens_q, [len(index) for index in kv_index])
         ]
         rows_q, rows_kv = list[np.ndarray](), list[np.ndarray]()
@@ -63,7 +63,7 @@ class PaddedSequences:
         return _rows(torch.cat(outputs), self.out_index)[None]
 
 
-class _Call:
+class _AttentionCall:
     """Sequences that are computed together."""
 
     def __init__(

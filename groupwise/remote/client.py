@@ -58,7 +58,7 @@ class ServerBusy(ServerUnavailable):
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     path: str
     status: int
     content: bytes
@@ -133,7 +133,7 @@ class ServerClient:
                     raise ServerUnavailable(reason) from None
                 await asyncio.sleep(min(busy.seconds, left))
 
-    def failure(self, reply: Reply) -> Exception:
+    def failure(self, reply: HttpReply) -> Exception:
         """The error that a reply of another status than 200 stands for."""
         if reply.status == 401:
             return ModelError(
@@ -184,7 +184,7 @@ class ServerClient:
         headers: dict[str, str],
         seconds: float,
         take: Take | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         content = body if isinstance(body, bytes) else _made_beside(body)
         sending = self._http.stream(method, path, content=content, headers=headers, timeout=seconds)
         async with sending as response:
@@ -201,7 +201,7 @@ class ServerClient:
                 if time.monotonic() > deadline:
                     raise ServerUnavailable(f"its reply took longer than {seconds:g} s")
             retry_after = response.headers.get("retry-after", "")
-            return Reply(path, response.status_code, bytes(kept), retry_after)
+            return HttpReply(path, response.status_code, bytes(kept), retry_after)
 
     async def _why_slow(self, seconds: float) -> str:
         """Silent altogether, or only slow? The two have different fixes."""

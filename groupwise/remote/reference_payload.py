@@ -26,7 +26,7 @@ from groupwise.types import Completion, Group, Problem
 Temperature = Annotated[float, Field(gt=0)]
 
 
-class _Body(Payload):
+class _LogprobsBody(Payload):
     tokens: Tokens
     """Every group's prompt, then its answers, end to end."""
     lengths: Tokens
@@ -40,14 +40,14 @@ class _Body(Payload):
     exact: bool
 
 
-class _Reply(Payload):
+class _LogprobsReply(Payload):
     logprobs: Logprobs
     """Of every token of the answers, in order."""
     model: str
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReferenceLimits:
     """What a server takes: `tokens` on the rows of one request, and what its model does."""
 
     tokens: int
@@ -103,7 +103,7 @@ def encode_request(request: LogprobsRequest) -> bytes:
     for group in request.groups:
         spans += [group.prompt_tokens, *(c.tokens for c in group.completions)]
     own = [c.temperature for c in request.completions.values() if c.temperature is not None]
-    return _Body.model_construct(
+    return _LogprobsBody.model_construct(
         tokens=[token for span in spans for token in span],
         lengths=[len(span) for span in spans],
         answers=[len(group.completions) for group in request.groups],
@@ -114,11 +114,11 @@ def encode_request(request: LogprobsRequest) -> bytes:
     ).encode()
 
 
-def decode_request(content: bytes, limits: Limits) -> LogprobsRequest:
+def decode_request(content: bytes, limits: ReferenceLimits) -> LogprobsRequest:
     """Raises BadPayload for anything else than a request within the limits."""
     if len(content) > limits.body_bytes:
         raise PayloadTooLarge(f"a body may have {limits.body_bytes} bytes, not {len(content)}")
-    body = _Body.decode(content)
+    body = _LogprobsBody.decode(content)
     rows = split(split(body.tokens, body.lengths), [1 + count for count in body.answers])
     own = split(body.temperatures or [None] * sum(body.answers), body.answers)
     groups = []
@@ -144,13 +144,13 @@ def decode_request(content: bytes, limits: Limits) -> LogprobsRequest:
 def encode_response(answers: Sequence[Sequence[float]], model: str) -> bytes:
     """The log-probs of each answer, in the order of the request."""
     logprobs = [logprob for answer in answers for logprob in answer]
-    return _Reply.model_construct(logprobs=logprobs, model=model).encode()
+    return _LogprobsReply.model_construct(logprobs=logprobs, model=model).encode()
 
 
 def decode_response(
     content: bytes, request: LogprobsRequest
 ) -> tuple[list[tuple[float, ...]], str]:
     """The log-probs of each answer, and which model gave them; BadPayload for anything else."""
-    reply = _Reply.decode(content)
+    reply = _LogprobsReply.decode(content)
     lengths = [len(completion.tokens) for completion in request.completions.values()]
     return [tuple(part) for part in split(reply.logprobs, lengths)], reply.model

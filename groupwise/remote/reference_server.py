@@ -31,8 +31,8 @@ from groupwise.remote.model_loop import ModelLoop, short_memory_error
 from groupwise.remote.payload import ModelLimits
 from groupwise.remote.reference_client import ServedModel
 from groupwise.remote.reference_payload import (
-    Limits,
     LogprobsRequest,
+    ReferenceLimits,
     decode_request,
     encode_response,
 )
@@ -44,7 +44,7 @@ AnswerLogprobs = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Job:
+class LogprobsJob:
     request: LogprobsRequest
     result: "Future[AnswerLogprobs]"
 
@@ -55,15 +55,15 @@ class ReferenceModel:
     def __init__(self, policy: Policy, tokens_at_once: int, places: int) -> None:
         self.policy, self.tokens_at_once = policy, tokens_at_once
         self.thread = ModelLoop("reference model", places)
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[LogprobsJob] = deque()
         self._lock = threading.Lock()
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.tokens_at_once, ModelLimits.of(self.policy))
+    def limits(self) -> ReferenceLimits:
+        return ReferenceLimits(self.tokens_at_once, ModelLimits.of(self.policy))
 
     def submit(self, request: LogprobsRequest) -> "Future[AnswerLogprobs]":
-        job = Job(request, Future())
+        job = LogprobsJob(request, Future())
         with self._lock:
             self.thread.submit(self._compute_next)
             self._jobs.append(job)
@@ -74,7 +74,7 @@ class ReferenceModel:
             jobs = take_together(self._jobs, self.tokens_at_once) if self._jobs else []
         self._compute([job for job in jobs if job.result.set_running_or_notify_cancel()])
 
-    def _compute(self, jobs: Sequence[Job]) -> None:
+    def _compute(self, jobs: Sequence[LogprobsJob]) -> None:
         if not jobs:
             return
         began, first = time.perf_counter(), jobs[0].request
@@ -101,7 +101,7 @@ class ReferenceModel:
             job.result.set_result([next(answers) for _ in job.request.completions])
 
 
-def take_together(jobs: deque[Job], tokens_at_once: int) -> list[Job]:
+def take_together(jobs: deque[LogprobsJob], tokens_at_once: int) -> list[LogprobsJob]:
     """The first that waits, and those behind it that may share its forward pass."""
     first = jobs.popleft()
     taken, total = [first], first.request.tokens

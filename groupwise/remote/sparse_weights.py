@@ -92,8 +92,8 @@ def to_places(gaps: np.ndarray) -> np.ndarray:
     return (np.cumsum(gaps.astype(np.int64) + changed) - 1)[changed]
 
 
-class Difference:
-    """Difference(body, weights) is checked; iterate over it to apply it, tensor by tensor.
+class WeightsDifference:
+    """WeightsDifference(body, weights) is checked; iterate over it to apply it, tensor by tensor.
 
     Every tensor comes, also those that stay as they are. `checksum` is of what is held then.
     """

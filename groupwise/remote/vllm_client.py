@@ -15,7 +15,7 @@ from groupwise.policy.load import Policy
 from groupwise.remote.client import (
     BaseRefused,
     Described,
-    Reply,
+    HttpReply,
     ServerClient,
     ServerUnavailable,
 )
@@ -92,7 +92,7 @@ class VllmClient(ServerClient):
         }
         return await self.request("PUT", "/groupwise/weights", body, headers=headers)
 
-    def failure(self, reply: Reply) -> Exception:
+    def failure(self, reply: HttpReply) -> Exception:
         if reply.status == 404 and reply.path == "/groupwise/state":
             return ModelError(
                 f"{self.url} is no server that weights can be pushed to: start it with `{COMMAND} "

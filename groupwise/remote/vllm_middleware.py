@@ -42,7 +42,7 @@ from groupwise.remote.guard import (
     content_length,
     is_strong_token,
 )
-from groupwise.remote.sparse_weights import Difference, DifferenceRefused
+from groupwise.remote.sparse_weights import DifferenceRefused, WeightsDifference
 
 ADAPTER = "policy"
 DIGEST_BYTES = 32
@@ -56,7 +56,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 @dataclass(frozen=True)
-class Upload:
+class UploadHeader:
     """`running`: what becomes of answers that grow. `base`: whose difference it is, if it is one.
     `size`: bytes of the file."""
 
@@ -126,7 +126,7 @@ class WeightsMiddleware:
             self._hold(folder)
         return JSONResponse({"version": upload.version})
 
-    async def _change(self, request: Request, upload: Upload) -> str:
+    async def _change(self, request: Request, upload: UploadHeader) -> str:
         """Nothing is changed by a body that is damaged, or meant for other weights."""
         body = io.BytesIO()
         engine = request.app.state.engine_client
@@ -148,7 +148,7 @@ class WeightsMiddleware:
         if before is not None:
             shutil.rmtree(before, ignore_errors=True)
 
-    async def _load(self, state: Any, folder: pathlib.Path, upload: Upload) -> None:
+    async def _load(self, state: Any, folder: pathlib.Path, upload: UploadHeader) -> None:
         engine = state.engine_client
         # In turn, whoever still waits for an answer is told that it was cut off. Cached prefixes
         # go; in flight, the keys and values of answers that go on are computed again.
@@ -190,7 +190,7 @@ async def describe(engine: Any) -> dict[str, Any]:
     }
 
 
-def read_headers(request: Request) -> Upload:
+def read_headers(request: Request) -> UploadHeader:
     """What an upload that is announced as it should be says of itself."""
     names = ("version", "kind", "running", "base")
     version, kind, running, base = (request.headers.get(f"x-groupwise-{n}", "") for n in names)
@@ -205,7 +205,7 @@ def read_headers(request: Request) -> Upload:
         raise HTTPRefusal(411, "content-length must be given")
     if length <= DIGEST_BYTES:
         raise HTTPRefusal(400, "the body is too short to be weights")
-    return Upload(version, kind, running, base, length - DIGEST_BYTES)
+    return UploadHeader(version, kind, running, base, length - DIGEST_BYTES)
 
 
 def change_file(path: pathlib.Path, body: bytes) -> str:
@@ -221,7 +221,7 @@ def change_file(path: pathlib.Path, body: bytes) -> str:
         if name != "__metadata__":
             first, last = (begin + at for at in entry["data_offsets"])
             weights[name] = raw[first:last].view(getattr(torch, DTYPES[entry["dtype"]]))
-    difference = Difference(body, weights)
+    difference = WeightsDifference(body, weights)
     for _ in difference:
         pass
     return difference.checksum()

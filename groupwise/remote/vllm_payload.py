@@ -44,7 +44,7 @@ class _Choice(BaseModel, strict=True):
     weight_versions: list[_Weights] | None = None
 
 
-class _Reply(BaseModel, strict=True):
+class _CompletionReply(BaseModel, strict=True):
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
 
 
@@ -99,7 +99,7 @@ def max_response_bytes(tokens: int) -> int:
 def decode_response(body: bytes, vocab: int, max_tokens: int) -> Sampled:
     """Raises ServerUnavailable for anything that is not one answer, with whose weights drew it."""
     try:
-        (choice,) = _Reply.model_validate_json(body).choices
+        (choice,) = _CompletionReply.model_validate_json(body).choices
     except ValidationError as error:
         no_json = error.errors()[0]["type"] == "json_invalid"
         what = "is no JSON" if no_json else "does not hold one answer"

@@ -25,7 +25,7 @@ from groupwise.policy.load import Policy
 from groupwise.remote.client import (
     MAX_TEXT_BYTES,
     BaseRefused,
-    Reply,
+    HttpReply,
     ServerClient,
     ServerUnavailable,
 )
@@ -81,7 +81,7 @@ class WorkerClient(ServerClient):
 
         def take(status: int, number: int, content: bytes) -> None:
             if status != 200:
-                raise self.failure(Reply("/generate", status, content))
+                raise self.failure(HttpReply("/generate", status, content))
             if number >= len(asked.requests):
                 raise BadPayload("the reply is to another request")
             done(number, decode_response(content, asked.requests[number], asked, vocab))

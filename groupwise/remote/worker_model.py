@@ -12,7 +12,7 @@ from groupwise.policy.weights import trained_weights
 from groupwise.remote.fingerprint import WorkerFingerprint, worker_fingerprint
 from groupwise.remote.guard import HTTPRefusal
 from groupwise.remote.payload import Checksum, ModelLimits, max_weights_bytes, received_weights
-from groupwise.remote.sparse_weights import Difference, DifferenceRefused
+from groupwise.remote.sparse_weights import DifferenceRefused, WeightsDifference
 from groupwise.remote.worker_payload import GenerateRequest, RunSettings
 from groupwise.rollout.engine import Engine
 from groupwise.types import Completion, Request
@@ -152,7 +152,7 @@ class WorkerModel:
         if self.version != base:
             raise HTTPRefusal(412, f"it does not have weights of version {base}")
         try:
-            difference = Difference(body, trained_weights(self.policy))
+            difference = WeightsDifference(body, trained_weights(self.policy))
         except DifferenceRefused as error:
             raise HTTPRefusal(412, str(error)) from error
         with self._changing(run, version) as engine:

@@ -55,7 +55,7 @@ class _Sampling(BaseModel, strict=True, extra="forbid", allow_inf_nan=False):
     stop: list[Annotated[str, Field(min_length=1)]] = []
 
 
-class _Body(Payload):
+class _SampleBody(Payload):
     tokens: Tokens
     """Every prompt, end to end."""
     lengths: Counts
@@ -69,7 +69,7 @@ class _Body(Payload):
     """Whose answers are wanted; None: by whatever weights there are, also while these change."""
 
 
-class _Reply(Payload):
+class _SampleReply(Payload):
     """The answers to one of the prompts."""
 
     tokens: Tokens
@@ -110,7 +110,7 @@ class GenerateRequest:
 
 def encode_request(asked: GenerateRequest) -> bytes:
     requests = asked.requests
-    return _Body(
+    return _SampleBody(
         tokens=[token for request in requests for token in request.prompt_tokens],
         lengths=[len(request.prompt_tokens) for request in requests],
         answers=[len(request.keys) for request in requests],
@@ -123,7 +123,7 @@ def encode_request(asked: GenerateRequest) -> bytes:
 
 def decode_request(content: bytes, limits: ModelLimits) -> GenerateRequest:
     """Raises BadPayload for anything else than a request that the model can do."""
-    body = _Body.decode(content)
+    body = _SampleBody.decode(content)
     if len(body.keys) > MAX_ANSWERS or len(body.tokens) > MAX_PROMPT_TOKENS:
         raise PayloadTooLarge(
             f"a request has at most {MAX_ANSWERS} answers and {MAX_PROMPT_TOKENS} tokens"
@@ -141,7 +141,7 @@ def decode_request(content: bytes, limits: ModelLimits) -> GenerateRequest:
 def encode_response(answers: Sequence[Completion], run: str) -> bytes:
     """The answers to one prompt."""
     parts = [answer.versions or ((0, answer.version),) for answer in answers]
-    return _Reply.model_construct(
+    return _SampleReply.model_construct(
         tokens=[token for answer in answers for token in answer.tokens],
         lengths=[len(answer.tokens) for answer in answers],
         logprobs=[logprob for answer in answers for logprob in answer.logprobs],
@@ -157,7 +157,7 @@ def decode_response(
     content: bytes, request: Request, asked: GenerateRequest, vocab: int
 ) -> tuple[Completion, ...]:
     """The answers to this prompt and to no other; raises BadPayload for anything else."""
-    reply = _Reply.decode(content)
+    reply = _SampleReply.decode(content)
     if reply.run != asked.run:
         raise BadPayload("the reply is not by weights of this run")
     if asked.version is not None and set(reply.versions) != {asked.version}:

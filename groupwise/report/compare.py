@@ -45,26 +45,26 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Difference(Interval):
+class MetricDifference(Interval):
     """Against the first column. `word`: better, worse, longer, shorter, or no difference seen."""
 
     word: str
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedMetric:
     """One metric. `differences` has an entry less than `values`: the first is what others meet."""
 
     metric: str
     values: tuple[Interval, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[MetricDifference, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
     names: tuple[str, ...]
     problems: int
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedMetric, ...]
     settings: dict[str, tuple[Any, ...]]
     """Settings that differ: name -> one value a column."""
     notes: tuple[str, ...]
@@ -162,7 +162,7 @@ def _number(line: Mapping[str, Any], metric: str) -> float:
 
 def _rows(
     values: Mapping[str, NDArray[np.float64]], problems: int, seed: int, resamples: int
-) -> list[Row]:
+) -> list[ComparedMetric]:
     """Every mean and difference of every metric from the same resamples."""
     wanted: list[NDArray[np.float64]] = []
     for values_CP in values.values():
@@ -174,10 +174,10 @@ def _rows(
         own = [Interval(means[i], low[i], high[i]) for i in range(at, at + count)]
         differing = range(at + count, at + 2 * count - 1)
         differences = [
-            Difference(means[i], low[i], high[i], word_for(metric, low[i], high[i]))
+            MetricDifference(means[i], low[i], high[i], word_for(metric, low[i], high[i]))
             for i in differing
         ]
-        rows.append(Row(metric, tuple(own), tuple(differences)))
+        rows.append(ComparedMetric(metric, tuple(own), tuple(differences)))
         at += 2 * count - 1
     return rows
 

@@ -29,8 +29,8 @@ CHARACTERS_PER_TOKEN = 20
 
 
 @dataclass(frozen=True)
-class Row:
-    """Row(tokens=(1, 52, 2, 77, 2), types=(0, 0, 0, 1, 1)): types are BERT's token_type_ids.
+class EncodedRow:
+    """EncodedRow(tokens=(1, 52, 2, 77, 2), types=(0, 0, 0, 1, 1)): types are BERT's token_type_ids.
 
     The tokenizer's own where it gives any, else 0; in a comparison 1 for the second answer.
     """
@@ -41,7 +41,7 @@ class Row:
 
 def answer_rows(
     prompts: Sequence[Any], answers: Sequence[str], tokenizer: Any, max_tokens: int
-) -> list[Row]:
+) -> list[EncodedRow]:
     """One row for each answer to its prompt (text or messages)."""
     special = _special_pattern(tokenizer)
     room = CHARACTERS_PER_TOKEN * max_tokens
@@ -61,7 +61,7 @@ def answer_rows(
     for prompt, answer in zip(asked, given, strict=True):
         kept = _kept_prompt(len(prompt), len(answer), max_tokens)
         tail = answer[len(answer) - min(len(answer), max_tokens - kept) :]
-        rows.append(Row((*prompt[:kept], *tail), (0,) * (kept + len(tail))))
+        rows.append(EncodedRow((*prompt[:kept], *tail), (0,) * (kept + len(tail))))
     return rows
 
 
@@ -71,7 +71,7 @@ def comparison_rows(
     seconds: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-) -> list[Row]:
+) -> list[EncodedRow]:
     """One row for each pair of answers to a prompt."""
     special = _special_pattern(tokenizer)
     room = CHARACTERS_PER_TOKEN * max_tokens
@@ -91,7 +91,7 @@ def comparison_rows(
         a, b = _share(len(first), len(second), free - kept)
         before = (*start, *prompt[:kept], separator, *first[len(first) - a :], separator)
         after = (*second[len(second) - b :], separator)
-        rows.append(Row((*before, *after), (0,) * len(before) + (1,) * len(after)))
+        rows.append(EncodedRow((*before, *after), (0,) * len(before) + (1,) * len(after)))
     return rows
 
 
@@ -108,7 +108,7 @@ def as_answer(completion: Any) -> str:
 
 
 def padded(
-    rows: Sequence[Row], pad_id: int, device: torch.device | str
+    rows: Sequence[EncodedRow], pad_id: int, device: torch.device | str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(B, T) tokens, attention mask and token types, padded on the right."""
     width = max(1, max(len(row.tokens) for row in rows))
@@ -123,7 +123,7 @@ def padded(
 
 def _pair_rows(
     prompts: Sequence[str], answers: Sequence[str], tokenizer: Any, max_tokens: int
-) -> list[Row]:
+) -> list[EncodedRow]:
     """The tokenizer's own form of a pair, with what is too much taken out of its middle."""
     encoded = tokenizer(
         list(prompts), list(answers), truncation=False, padding=False, verbose=False
@@ -140,7 +140,9 @@ def _pair_rows(
         dropped = {*asked[kept:], *given[: max(0, len(given) - tail)]}
         chosen = [at for at in range(len(tokens)) if at not in dropped]
         types = all_types[index] if all_types else [0] * len(tokens)
-        rows.append(Row(tuple(tokens[at] for at in chosen), tuple(types[at] for at in chosen)))
+        rows.append(
+            EncodedRow(tuple(tokens[at] for at in chosen), tuple(types[at] for at in chosen))
+        )
     return rows
 
 

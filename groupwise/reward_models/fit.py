@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from groupwise.errors import DataError
-from groupwise.reward_models.encode import Row, answer_rows, comparison_rows
+from groupwise.reward_models.encode import EncodedRow, answer_rows, comparison_rows
 from groupwise.reward_models.examples import Examples, pairs_of
 from groupwise.reward_models.model import RewardModel
 from groupwise.reward_models.predict import answer_logits, as_scores, forward, preferences
@@ -47,7 +47,7 @@ class FitSettings:
 class Item:
     """What one loss term is about: the row of an answer, or two rows that are held together."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[EncodedRow, ...]
     target: float
     features: tuple[tuple[float, ...], ...] = ()
     reasoning: tuple[float, ...] = ()

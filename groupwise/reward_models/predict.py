@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from groupwise.reward_models.encode import Row, answer_rows, comparison_rows, padded
+from groupwise.reward_models.encode import EncodedRow, answer_rows, comparison_rows, padded
 from groupwise.reward_models.model import RewardModel
 from groupwise.rewards.cot import cot_features
 
@@ -22,7 +22,9 @@ WINDOW = 4
 
 
 def forward(
-    reward_model: RewardModel, rows: Sequence[Row], features: Sequence[Sequence[float]] | None
+    reward_model: RewardModel,
+    rows: Sequence[EncodedRow],
+    features: Sequence[Sequence[float]] | None,
 ) -> Tensor:
     """(B, labels) logits of a batch of rows, with gradients if they are on."""
     tokens, mask, types = padded(rows, reward_model.pad_id, reward_model.device)
@@ -107,7 +109,7 @@ def preferences(
 @torch.no_grad()
 def _in_batches(
     reward_model: RewardModel,
-    rows: Sequence[Row],
+    rows: Sequence[EncodedRow],
     features: Sequence[Sequence[float]] | None,
     batch_size: int,
 ) -> Tensor:

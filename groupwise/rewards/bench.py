@@ -50,7 +50,7 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Line:
+class AnswerLine:
     """One kind of answer: mean scores and reward, and how often it beats or ties a right one."""
 
     kind: str
@@ -74,10 +74,10 @@ class Flaw:
 
 
 @dataclass(frozen=True)
-class Report:
+class RewardReport:
     form: str
     problems: int
-    lines: tuple[Line, ...]
+    lines: tuple[AnswerLine, ...]
     flaws: tuple[Flaw, ...]
     errors: int
     """Answers on which a reward failed."""
@@ -100,7 +100,7 @@ class Report:
             )
 
 
-def run_bench(solved: Sequence[Solved], scorer: Scorer, judge: Scorer) -> Report:
+def run_bench(solved: Sequence[Solved], scorer: Scorer, judge: Scorer) -> RewardReport:
     """Score the whole set for every problem. `judge` holds the task's own judges."""
     solved = _judged_right_and_wrong(solved, judge)
     form = _best_form(solved, scorer, judge)
@@ -128,7 +128,7 @@ def run_bench(solved: Sequence[Solved], scorer: Scorer, judge: Scorer) -> Report
         if candidate.label == "wrong" and total is not None and margin is not None and margin > _TIE
     ]
     lines = _lines([candidate for _, candidate in written], scores, totals, margins)
-    return Report(form, len(solved), lines, tuple(flaws), scorer.errors - errors)
+    return RewardReport(form, len(solved), lines, tuple(flaws), scorer.errors - errors)
 
 
 def solve_problems(
@@ -152,7 +152,7 @@ def solve_problems(
     return solved
 
 
-def bench_table(report: Report, title: str) -> Table:
+def bench_table(report: RewardReport, title: str) -> Table:
     heading = f"{title} ({report.problems} problems, form: {report.form})"
     table = Table(title=escape(heading))
     for name in ("answer", ""):
@@ -169,7 +169,7 @@ def bench_table(report: Report, title: str) -> Table:
     return table
 
 
-def flaw_lines(report: Report, most: int = 5) -> list[str]:
+def flaw_lines(report: RewardReport, most: int = 5) -> list[str]:
     """The first few flaws in words, with the text that did it."""
     return [
         f"{flaw.kind}: {flaw.reward:.3f} against {flaw.right_reward:.3f} on {flaw.problem}: "
@@ -231,7 +231,7 @@ def _lines(
     scores: dict[str, list[float | None]],
     totals: Sequence[float | None],
     margins: Sequence[float | None],
-) -> tuple[Line, ...]:
+) -> tuple[AnswerLine, ...]:
     indices: dict[tuple[str, str], list[int]] = {}
     for index, candidate in enumerate(written):
         indices.setdefault((candidate.label, candidate.kind), []).append(index)
@@ -239,7 +239,7 @@ def _lines(
     for (label, kind), at in indices.items():
         known = [margin for i in at if (margin := margins[i]) is not None]
         lines.append(
-            Line(
+            AnswerLine(
                 kind,
                 label,
                 {name: mean_of_known(values[i] for i in at) for name, values in scores.items()},

@@ -87,16 +87,16 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 def _mentioned(text: str, options: Sequence[str]) -> str | None:
     """The only option whose words stand in the last sentence, unless they are denied there."""
     *_, sentence = re.split(r"\n|[.!?]\s", text.strip()[-LIMIT:].casefold())
-    found = [
+    matches = [
         (letter, match)
         for letter, option in zip(LETTERS, options, strict=False)
         if len(words := option.strip().casefold()) > 2 and not any(map(str.isdigit, words))
         for match in [re.search(rf"(?<!\w){re.escape(words)}(?!\w)", sentence)]
         if match
     ]
-    if len(found) != 1:
+    if len(matches) != 1:
         return None
-    [(letter, match)] = found
+    [(letter, match)] = matches
     return None if denied(sentence[: match.start()], sentence[match.end() :]) else letter
 
 

@@ -82,12 +82,12 @@ def _kill_children() -> None:
 
 
 def _children() -> list[int]:
-    found = []
+    children = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.append(int(name))
-    return found
+                children.append(int(name))
+    return children
 
 
 def _end_as(code: int) -> None:

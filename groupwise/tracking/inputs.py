@@ -51,14 +51,14 @@ def input_paths(config: Config) -> dict[str, pathlib.Path]:
     named |= {"model": config.model, "optimizer": {"kind": config.optimizer.kind}}
     values = {key: value for key, value in leaves(named).items() if isinstance(value, str)}
     values |= {f"rewards.{reward.name}": reward.name for reward in config.rewards}
-    found: dict[str, pathlib.Path] = {}
+    paths: dict[str, pathlib.Path] = {}
     for key, value in values.items():
         for text in (value.removeprefix("model:"), value.rpartition(":")[0]):
             place = pathlib.Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if place is not None and len(text) < 1000 and place.exists():
-                found[key if value in key else f"{key}={value}"] = place
+                paths[key if value in key else f"{key}={value}"] = place
                 break
-    return found
+    return paths
 
 
 def digest(place: pathlib.Path) -> str:

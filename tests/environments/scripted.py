@@ -7,12 +7,12 @@ from typing import Any
 
 from environments.templates import tokenizer_of
 from groupwise.environments.base import EnvironmentFactory, Reply, ToolSpec, Turn
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.groups import Episodes
 from groupwise.types import Completion, Group, Problem, Request, Sampling
 
 END = 2
-LIMITS = Limits(max_tokens=200, step_seconds=5.0, episode_seconds=30.0)
+LIMITS = EpisodeLimits(max_tokens=200, step_seconds=5.0, episode_seconds=30.0)
 PROBLEM = Problem("p", ({"role": "user", "content": "What is 3+4?"},), {"answer": "7"})
 
 
@@ -68,7 +68,10 @@ class Scripted:
 
 
 def episodes(
-    make: Callable[[Problem], Any], limits: Limits = LIMITS, name: str = "tiny", **options: Any
+    make: Callable[[Problem], Any],
+    limits: EpisodeLimits = LIMITS,
+    name: str = "tiny",
+    **options: Any,
 ) -> Episodes:
     factory = EnvironmentFactory("Scripted", make)
     return Episodes(factory, tokenizer_of(name), (END,), limits, **options)

@@ -16,7 +16,13 @@ from groupwise.cli.main import app
 from groupwise.config import Config
 from groupwise.environments.agent import agent_environment
 from groupwise.environments.base import EnvironmentFactory, Reply, Turn
-from groupwise.environments.bench import Bench, Line, Report, bench_table, solved_problems
+from groupwise.environments.bench import (
+    Bench,
+    EnvironmentReport,
+    PolicyLine,
+    bench_table,
+    solved_problems,
+)
 from groupwise.environments.tools import tools_environment
 from groupwise.environments.trl import trl_environment
 from groupwise.errors import ConfigError
@@ -52,15 +58,15 @@ def nobody() -> Iterator[Scorer]:
 
 def bench(
     environment: EnvironmentFactory, scorer: Scorer, config: Config = CONFIG, task: Task = TASK
-) -> Report:
+) -> EnvironmentReport:
     return Bench(environment, config, scorer).run(solved_problems(task, 3))
 
 
-def flaws(report: Report) -> dict[str, str]:
+def flaws(report: EnvironmentReport) -> dict[str, str]:
     return {line.policy: line.verdict for line in report.lines if line.flaw}
 
 
-def line(report: Report, policy: str) -> Line:
+def line(report: EnvironmentReport, policy: str) -> PolicyLine:
     return next(line for line in report.lines if line.policy == policy)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from environments.scripted import END, ScriptedEngine, play
 from environments.templates import tokenizer_of
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.groups import Episodes
 from groupwise.environments.verifiers import verifiers_environment
 from groupwise.errors import ConfigError
@@ -28,7 +28,7 @@ from groupwise.types import Completion, Problem
 HERE = pathlib.Path(__file__).parent
 PYTHON = HERE.parents[1] / ".venv-verifiers" / "bin" / "python"
 OWN = f"{HERE / 'verifiers_own.py'}:load_environment"
-LIMITS = Limits(max_tokens=2000, max_turns=6, step_seconds=30.0, episode_seconds=90.0)
+LIMITS = EpisodeLimits(max_tokens=2000, max_turns=6, step_seconds=30.0, episode_seconds=90.0)
 
 pytestmark = [
     pytest.mark.cluster,
@@ -72,7 +72,7 @@ def played(
     args: dict[str, Any],
     texts: list[str],
     problem: Problem | None = None,
-    limits: Limits = LIMITS,
+    limits: EpisodeLimits = LIMITS,
     count: int = 1,
 ) -> tuple[Completion, ...]:
     problem = problem or verifiers_task(env, args, str(PYTHON), test_size=2).train[0]
@@ -189,11 +189,11 @@ def test_a_run_trains_with_an_environment_of_verifiers() -> None:
 
 
 def test_limits_end_an_episode_that_is_scored_all_the_same() -> None:
-    few = Limits(max_tokens=2000, max_turns=2, step_seconds=30.0, episode_seconds=60.0)
+    few = EpisodeLimits(max_tokens=2000, max_turns=2, step_seconds=30.0, episode_seconds=60.0)
     (answer,) = played(OWN, {"kind": "tries"}, ["one two", "three"], row(3), few)
     assert answer.stop == "turns" and answer.episode is not None
     assert answer.episode.reward == 0.5 * 3
-    short = Limits(max_tokens=8, step_seconds=30.0, episode_seconds=60.0)
+    short = EpisodeLimits(max_tokens=8, step_seconds=30.0, episode_seconds=60.0)
     (cut,) = played(OWN, {"kind": "tries"}, ["4 " * 50], row(3), short)
     assert cut.stop == "length" and cut.episode is not None
     said = cut.episode.messages[-1]["content"]
@@ -219,7 +219,7 @@ def test_what_fails_costs_its_episode(does: str, why: str) -> None:
 
 def test_one_that_blocks_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines_process, "PING_SECONDS", 0.5)
-    limits = Limits(max_tokens=200, step_seconds=2.0, episode_seconds=60.0)
+    limits = EpisodeLimits(max_tokens=200, step_seconds=2.0, episode_seconds=60.0)
     (answer,) = played(OWN, {"kind": "tries"}, ["no"], row(3, "blocks"), limits)
     assert answer.episode is not None and "did not return within 2 s" in answer.episode.error
     (after,) = played(OWN, {"kind": "tries"}, ["It is 4."], row(3))

@@ -8,7 +8,7 @@ import pytest
 
 from environments.scripted import END, ScriptedEngine, play
 from environments.templates import tokenizer_of
-from groupwise.environments.episode import Limits
+from groupwise.environments.episode import EpisodeLimits
 from groupwise.environments.groups import Episodes
 from groupwise.environments.verifiers import verifiers_environment
 from groupwise.tasks.verifiers import verifiers_task
@@ -39,7 +39,7 @@ def test_a_taskset_runs_unchanged(tmp_path: pathlib.Path) -> None:
     assert [m["role"] for m in problem.prompt if not isinstance(m, str)] == ["system", "user"]
     said = "rebmun olleh"
     engine = ScriptedEngine(lambda prompt: f"<reversed_text>{said}</reversed_text>")
-    limits = Limits(max_tokens=400, step_seconds=300.0, episode_seconds=600.0)
+    limits = EpisodeLimits(max_tokens=400, step_seconds=300.0, episode_seconds=600.0)
     factory = verifiers_environment(TASKSET, args, str(PYTHON))
     runner = Episodes(factory, tokenizer_of("tiny"), (END,), limits)
     for answer in play(engine, runner, 2, problem, 400).completions:
@@ -57,7 +57,7 @@ def test_a_taskset_with_a_tool_runs_unchanged() -> None:
     problem = next(p for p in task.train if p.columns["answer"] == "Lima")
     call = '<tool_call>{"name": "atlas_capital", "arguments": {"country": "Peru"}}</tool_call>'
     engine = ScriptedEngine(lambda prompt: "It is Lima." if "Lima" in prompt else call)
-    limits = Limits(max_tokens=400, step_seconds=170.0, episode_seconds=600.0)
+    limits = EpisodeLimits(max_tokens=400, step_seconds=170.0, episode_seconds=600.0)
     factory = verifiers_environment(CAPITALS, args, str(PYTHON))
     runner = Episodes(factory, tokenizer_of("tiny"), (END,), limits)
     (answer,) = play(engine, runner, 1, problem, 400).completions

@@ -14,7 +14,7 @@ from groupwise.cli.main import app
 from groupwise.load import find_rewards, judges
 from groupwise.recipe import list_recipes, load_recipe
 from groupwise.recipe.tiny import SAMPLES
-from groupwise.rewards.bench import Report, run_bench, solve_problems
+from groupwise.rewards.bench import RewardReport, run_bench, solve_problems
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.catalog import build_task
 
@@ -32,7 +32,7 @@ OWN_TAGS = ("cookbook", "lm_book")
 
 
 @cache
-def bench(name: str, preset: str | None = None) -> Report:
+def bench(name: str, preset: str | None = None) -> RewardReport:
     config = load_recipe(name, preset=preset or BY_RULES.get(name), tiny=True)
     if name in OWN_TAGS:
         data = [f"task.path={SAMPLES / 'gsm8k'}", "task.validation_size=4"]

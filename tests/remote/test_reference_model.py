@@ -13,7 +13,7 @@ from groupwise.policy.logprobs import batch_logprobs
 from groupwise.remote import reference_server as server_module
 from groupwise.remote.model_loop import QueueFull, Stopping
 from groupwise.remote.reference_payload import LogprobsRequest
-from groupwise.remote.reference_server import Job, ReferenceModel, take_together
+from groupwise.remote.reference_server import LogprobsJob, ReferenceModel, take_together
 from small_models import random_groups, random_policy
 from updates import policy_logprobs
 
@@ -24,8 +24,8 @@ def question(
     return LogprobsRequest(tuple(random_groups(2, 3, seed=seed)), temperature, layout, exact)
 
 
-def queue(*questions: LogprobsRequest) -> deque[Job]:
-    return deque(Job(q, Future()) for q in questions)
+def queue(*questions: LogprobsRequest) -> deque[LogprobsJob]:
+    return deque(LogprobsJob(q, Future()) for q in questions)
 
 
 def test_what_waits_is_taken_together_up_to_the_token_budget() -> None:
@@ -118,7 +118,7 @@ def test_out_of_memory_is_told_to_the_one_that_does_not_fit_alone(
     monkeypatch.setattr(server_module, "batch_logprobs", small)
     worker = ReferenceModel(random_policy(), 4096, 8)
     large = replace(question(1), groups=tuple(random_groups(3, 2)))
-    jobs = [Job(q, Future()) for q in (question(0), large, question(2))]
+    jobs = [LogprobsJob(q, Future()) for q in (question(0), large, question(2))]
     worker._compute(jobs)
     assert jobs[0].result.result() and jobs[2].result.result()
     with pytest.raises(MemoryError, match=r"^no room$"):

@@ -15,9 +15,9 @@ from groupwise.policy.packing import microbatches
 from groupwise.remote.payload import ModelLimits
 from groupwise.remote.reference_payload import (
     BadPayload,
-    Limits,
     LogprobsRequest,
     PayloadTooLarge,
+    ReferenceLimits,
     decode_request,
     decode_response,
     encode_request,
@@ -27,7 +27,7 @@ from groupwise.remote.reference_payload import (
 from groupwise.types import Completion, Group, Problem
 from small_models import VOCAB, random_groups
 
-LIMITS = Limits(4096, ModelLimits(VOCAB, 128))
+LIMITS = ReferenceLimits(4096, ModelLimits(VOCAB, 128))
 HEADER = {"temperature": "1.0", "layout": '"shared_prefix"', "exact": "true"}
 
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -150,11 +150,13 @@ def test_broken_bodies_are_refused_with_the_reason(wrong: bytes, says: str) -> N
 def test_sizes_are_bounded() -> None:
     question = LogprobsRequest(tuple(random_groups(3, 4)), 1.0, "shared_prefix", True)
     exact = row_tokens(question.groups, "shared_prefix")
-    decode_request(encode_request(question), Limits(exact, ModelLimits(VOCAB, None)))
+    decode_request(encode_request(question), ReferenceLimits(exact, ModelLimits(VOCAB, None)))
     with pytest.raises(PayloadTooLarge, match=f"takes {exact - 1}"):
-        decode_request(encode_request(question), Limits(exact - 1, ModelLimits(VOCAB, None)))
+        decode_request(
+            encode_request(question), ReferenceLimits(exact - 1, ModelLimits(VOCAB, None))
+        )
     with pytest.raises(PayloadTooLarge, match="places"):
-        decode_request(encode_request(question), Limits(exact, ModelLimits(VOCAB, 5)))
+        decode_request(encode_request(question), ReferenceLimits(exact, ModelLimits(VOCAB, 5)))
     with pytest.raises(PayloadTooLarge, match="bytes"):
         decode_request(b"\x00" * (LIMITS.body_bytes + 1), LIMITS)
     header = json.dumps({"__metadata__": {"x": "y" * 5000}}).encode()

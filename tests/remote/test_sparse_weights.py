@@ -14,8 +14,8 @@ from torch import Tensor
 from groupwise.remote.published_weights import PublishedWeights
 from groupwise.remote.sparse_weights import (
     Change,
-    Difference,
     DifferenceRefused,
+    WeightsDifference,
     change_hash,
     encode_difference,
     tensor_hash,
@@ -70,7 +70,7 @@ def test_any_sequence_of_updates_arrives_to_the_bit(data: st.DataObject) -> None
         if published.difference is None:  # they were too many: the whole is sent
             there = copies(published.weights)
             continue
-        difference = Difference(published.difference, there)
+        difference = WeightsDifference(published.difference, there)
         assert {name for name, _ in difference} == trained.keys()
         assert same(there, trained)
         assert difference.checksum() == published.checksum == str(weights_hash(trained))
@@ -97,7 +97,7 @@ def test_what_is_damaged_on_its_way_changes_no_weight(data: st.DataObject) -> No
     body = bytes(body)[: data.draw(st.integers(0, len(body)))] if data.draw(st.booleans()) else body
     before = copies(weights)
     try:
-        found = Difference(bytes(body), weights)
+        found = WeightsDifference(bytes(body), weights)
     except DifferenceRefused:
         assert same(weights, before)
     else:  # the damage was to nothing that counts, such as the number of the version
@@ -114,7 +114,7 @@ def test_what_is_meant_for_other_weights_changes_none(place: int, value: float) 
     before = copies(other)
     if not same(other, {"w": torch.arange(1, 901).bfloat16()}):
         with pytest.raises(DifferenceRefused, match="not those of the base"):
-            Difference(body, other)
+            WeightsDifference(body, other)
     assert same(other, before)
 
 
@@ -126,7 +126,7 @@ def test_what_is_meant_for_other_weights_changes_none(place: int, value: float) 
 def test_other_models_refuse_it(other: dict[str, Tensor]) -> None:
     body, _ = difference_of({"w": torch.arange(900).bfloat16()}, 3, 800)
     with pytest.raises(DifferenceRefused, match="no difference of these weights"):
-        Difference(body, other)
+        WeightsDifference(body, other)
 
 
 def test_values_that_were_swapped_are_noticed() -> None:
@@ -137,7 +137,7 @@ def test_values_that_were_swapped_are_noticed() -> None:
     result = weights_hash(weights) + change_hash("w", right, np.zeros(2, np.int16))
     body = encode_difference({"w": wrong}, 0, weights_hash(weights), result % 2**64)
     with pytest.raises(DifferenceRefused, match="damaged"):
-        Difference(body, weights)
+        WeightsDifference(body, weights)
     assert not weights["w"].any()
 
 

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.reward_models.encode import Row, answer_rows, comparison_rows, padded
+from groupwise.reward_models.encode import EncodedRow, answer_rows, comparison_rows, padded
 from small_reward_models import chat_tokenizer, pair_tokenizer
 
 PAIR, CHAT = pair_tokenizer(), chat_tokenizer()
 QUESTION = ({"role": "user", "content": "What is 2+2?"},)
 
 
-def text(row: Row, tokenizer: object = PAIR) -> str:
+def text(row: EncodedRow, tokenizer: object = PAIR) -> str:
     return "".join(tokenizer.convert_ids_to_tokens(list(row.tokens)))  # type: ignore[attr-defined]
 
 
@@ -84,7 +84,11 @@ def test_huge_and_empty_texts_cost_little() -> None:
 
 
 def test_padding_is_on_the_right_and_masked() -> None:
-    tokens, mask, types = padded([Row((5, 6, 7), (0, 1, 1)), Row((8,), (0,))], 9, "cpu")
+    tokens, mask, types = padded(
+        [EncodedRow((5, 6, 7), (0, 1, 1)), EncodedRow((8,), (0,))], 9, "cpu"
+    )
     assert tokens.tolist() == [[5, 6, 7], [8, 9, 9]]
     assert mask.tolist() == [[1, 1, 1], [1, 0, 0]] and types.tolist() == [[0, 1, 1], [0, 0, 0]]
-    assert torch.equal(padded([Row((), ())], 0, "cpu")[1], torch.ones(1, 1, dtype=torch.long))
+    assert torch.equal(
+        padded([EncodedRow((), ())], 0, "cpu")[1], torch.ones(1, 1, dtype=torch.long)
+    )

@@ -13,7 +13,7 @@ from groupwise.errors import RewardError
 from groupwise.load import judges
 from groupwise.rewards.adversaries import FORMS, candidates, close_to, in_form, worked, wrong_answer
 from groupwise.rewards.base import Reward
-from groupwise.rewards.bench import Report, run_bench, solve_problems
+from groupwise.rewards.bench import RewardReport, run_bench, solve_problems
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.base import Task
@@ -21,7 +21,7 @@ from groupwise.tasks.catalog import build_task
 from groupwise.types import Problem
 
 
-def bench(task: Task, *rewards: Reward) -> Report:
+def bench(task: Task, *rewards: Reward) -> RewardReport:
     with Scorer(rewards, 5.0, "skip") as scorer, Scorer(judges(task), 5.0, "stop") as judge:
         return run_bench(solve_problems(task.train, task.solve, count=3), scorer, judge)
 

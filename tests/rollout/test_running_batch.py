@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupwise.rollout.native.running_batch import Answer, RunningBatch
+from groupwise.rollout.native.running_batch import RunningAnswer, RunningBatch
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Sampling
 
@@ -25,9 +25,9 @@ def running_batch(rows: int = 4) -> RunningBatch:
 
 def answer(
     prompt_len: int, key: int, stop: tuple[str, ...] = (), max_tokens: int = 10, call: Any = None
-) -> Answer:
+) -> RunningAnswer:
     stops = StopStrings(stop, Letters())
-    return Answer(call, 0, np.full(prompt_len, 9), key, Sampling(0), max_tokens, stops)
+    return RunningAnswer(call, 0, np.full(prompt_len, 9), key, Sampling(0), max_tokens, stops)
 
 
 def append(batch: RunningBatch, tokens: list[list[int]], first: int = 0) -> dict[int, Any]:

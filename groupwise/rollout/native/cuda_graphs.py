@@ -25,7 +25,7 @@ from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compi
 from groupwise.rollout.native.decode_attention import DecodeAttention
 from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
 from groupwise.rollout.native.limits import MULTI_STEP
-from groupwise.rollout.native.running_batch import Answer, RunningBatch
+from groupwise.rollout.native.running_batch import RunningAnswer, RunningBatch
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.types import Sampling
@@ -81,7 +81,7 @@ class GraphKey:
 class LaunchedSteps:
     """Decode steps that were launched: whose they are, and where their tokens will be."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[RunningAnswer]
     steps: int
     version: int
     """Of the weights that draw the tokens."""
@@ -107,7 +107,7 @@ class DecodeGraphs:
         self.captured: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self.weights: tuple[int, ...] = ()
         self.pool = None
-        self.answers: Sequence[Answer] = ()
+        self.answers: Sequence[RunningAnswer] = ()
         """Whose rows the buffers hold, as far as launched steps will have brought them."""
         self.loaded_table: tuple[int, int, GraphKey] | None = None
         """Which rows and pages of the batch, for which graph, the page table holds."""
@@ -177,7 +177,7 @@ class DecodeGraphs:
         buffers: Buffers,
         batch: RunningBatch,
         rows: np.ndarray,
-        answers: Sequence[Answer],
+        answers: Sequence[RunningAnswer],
         size: int,
     ) -> None:
         """Bring the buffers' rows into the batch's order, or load them where some are not there."""

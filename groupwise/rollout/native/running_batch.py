@@ -15,7 +15,7 @@ from groupwise.types import Sampling, StopReason
 
 
 @dataclass(eq=False)
-class Answer:
+class RunningAnswer:
     """An answer that waits or runs. What it has so far is here while it waits."""
 
     call: Any
@@ -48,7 +48,7 @@ class RunningBatch:
         self.size = 0
         self.admitted = self.membership = self.paging = 0
         """Answers so far; how often rows were added or removed, and how often pages were added."""
-        self.answers: list[Answer] = []
+        self.answers: list[RunningAnswer] = []
         self.pages: list[list[int]] = []
         self.tokens = np.zeros((rows, 0), dtype=np.int64)
         self.logprobs = np.zeros((rows, 0), dtype=np.float32)
@@ -77,7 +77,7 @@ class RunningBatch:
         """What the pages of each row will have to hold at most."""
         return self.prompt_lens[: self.size] + self.max_tokens[: self.size] - 1
 
-    def add(self, answer: Answer, pages: list[int]) -> None:
+    def add(self, answer: RunningAnswer, pages: list[int]) -> None:
         """One more row. It has the tokens that the answer had when it had to wait, if any."""
         row, so_far = self.size, len(answer.tokens)
         self.tokens = _widened(self.tokens, answer.max_tokens + self.spare)

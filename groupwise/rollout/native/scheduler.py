@@ -23,7 +23,7 @@ from groupwise.rollout.native.decode import Decoder, Drawn
 from groupwise.rollout.native.kv_cache import PagedKVCache
 from groupwise.rollout.native.limits import ADMIT_SHARE, PREFILL_TOKENS
 from groupwise.rollout.native.prefill import Context, prefill
-from groupwise.rollout.native.running_batch import Answer, RunningBatch
+from groupwise.rollout.native.running_batch import RunningAnswer, RunningBatch
 from groupwise.rollout.stopping import StopStrings
 from groupwise.types import Completion, Request, Sampling, StopReason
 
@@ -44,7 +44,7 @@ class Prefilled:
 
     context: Context
     logits_V: Tensor
-    answers: deque[Answer]
+    answers: deque[RunningAnswer]
 
 
 class Scheduler:
@@ -55,7 +55,7 @@ class Scheduler:
         self.pool = cache.pool
         self.batch = RunningBatch(max_batch, decoder.most_steps, policy.eos_ids)
         self.calls: set[SampleCall] = set()
-        self.waiting: deque[Answer] = deque()
+        self.waiting: deque[RunningAnswer] = deque()
         self.prefilled: deque[Prefilled] = deque()
         self.version = self.loads = 0
         """The weights' version, and how often weights were loaded."""
@@ -79,7 +79,7 @@ class Scheduler:
         stops = StopStrings(sampling.stop, self.policy.tokenizer)
         drawn_by = replace(sampling, max_tokens=0, stop=())
         self.waiting.extend(
-            Answer(call, n, prompt, key, drawn_by, sampling.max_tokens, stops)
+            RunningAnswer(call, n, prompt, key, drawn_by, sampling.max_tokens, stops)
             for n, key in enumerate(request.keys)
         )
 
@@ -132,7 +132,7 @@ class Scheduler:
     def _prefill(self) -> bool:
         """Prefill the next contexts, as many as free rows, pages and PREFILL_TOKENS allow."""
         pool, free = self.pool, self.max_batch - self.batch.size
-        chosen: list[tuple[Context, deque[Answer]]] = []
+        chosen: list[tuple[Context, deque[RunningAnswer]]] = []
         tokens = answers = 0
         while self.waiting and answers < free:
             context = self.waiting[0].context
@@ -156,9 +156,9 @@ class Scheduler:
             self._fail(self.waiting[0])
         return bool(chosen)
 
-    def _take_waiting(self, context: np.ndarray) -> deque[Answer]:
+    def _take_waiting(self, context: np.ndarray) -> deque[RunningAnswer]:
         """The next answers in the queue, as long as they go on from this context."""
-        same: deque[Answer] = deque()
+        same: deque[RunningAnswer] = deque()
         while self.waiting and np.array_equal(self.waiting[0].context, context):
             same.append(self.waiting.popleft())
         return same
@@ -263,14 +263,14 @@ class Scheduler:
                 logprobs = self.batch.logprobs_of(row)[first:].tolist()
                 answer.call.on_tokens(answer.index, tokens, logprobs)
 
-    def _finish(self, answer: Answer, completion: Completion) -> None:
+    def _finish(self, answer: RunningAnswer, completion: Completion) -> None:
         call: SampleCall = answer.call
         call.done[answer.index] = completion
         if len(call.done) == call.wanted and not call.future.done():
             call.future.set_result(tuple(call.done[n] for n in range(call.wanted)))
             self.calls.discard(call)
 
-    def _fail(self, answer: Answer) -> None:
+    def _fail(self, answer: RunningAnswer) -> None:
         """It does not fit even alone. What else its call has is dropped in the next step."""
         tokens = len(answer.prompt) + answer.max_tokens
         held = self.pool.capacity * self.cache.page

@@ -59,7 +59,7 @@ class LegacyEnvironment:
 
     async def rollout(self, row: Any, ask: Ask) -> Any:
         row = {"example_id": 0, **row}
-        return await self.environment.rollout(row, SampledElsewhere(ask), "groupwise", {})
+        return await self.environment.rollout(row, LegacyClient(ask), "groupwise", {})
 
     def last_words(self, state: Any) -> list[Message]:
         final = state.get("final_env_response") or []
@@ -77,7 +77,7 @@ class LegacyEnvironment:
         return {"reward": state["reward"], "metrics": state["metrics"]}
 
 
-class SampledElsewhere(vf.Client):
+class LegacyClient(vf.Client):
     """A client whose answers are sampled by the parent process."""
 
     def __init__(self, ask: Ask) -> None:

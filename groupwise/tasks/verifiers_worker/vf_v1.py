@@ -64,7 +64,7 @@ class V1Environment:
         return self.tasks[index]
 
     async def rollout(self, row: Any, ask: Ask) -> Any:
-        client = SampledElsewhere(ask)
+        client = V1Client(ask)
         config = TrainClientConfig(base_url=f"http://{uuid.uuid4().hex}", api_key_var="NONE")
         OURS[config.base_url] = client
         try:
@@ -85,7 +85,7 @@ class V1Environment:
         return {"reward": sum(trace.reward for trace in state.traces), "metrics": {}}
 
 
-class SampledElsewhere(Client):
+class V1Client(Client):
     """A client whose answers are sampled by the parent process."""
 
     def __init__(self, ask: Ask) -> None:
