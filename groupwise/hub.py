@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from groupwise.compat.huggingface_hub import cache_only
+
 HUB_SECONDS = 3.0
 
 
@@ -46,11 +48,5 @@ def _asked(address: str) -> HubAnswer:
 @contextmanager
 def hub_or_cache() -> Iterator[None]:
     """Within it, what fetches from the hub looks at its cache alone where the hub is not there."""
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before or not ask_hub().online
-    try:
+    with cache_only(not ask_hub().online):
         yield
-    finally:
-        constants.HF_HUB_OFFLINE = before

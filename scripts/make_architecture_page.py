@@ -61,11 +61,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "objective": "the algorithm: one file per axis, surrogate and advantage; pure functions",
         "batch": "answers as tensors: a rollout, an optimizer step, a micro-batch; denominators",
         "choice": "a setting that is one of several classes, ours or the user's",
+        "hub": "whether the Hugging Face hub answers, asked once; what is cached where it does not",
         "compat": "the only code that uses private parts of other libraries, a file for each",
         "types": "the nouns: `Problem`, `Completion`, `Group`, ...",
         "extensions": "functions and classes from outside: how they are found and marked",
         "secrets": "keys and tokens masked in whatever is shown or stored",
-        "hub": "whether the Hugging Face hub answers, asked once; what is cached where it does not",
         "errors": "what a user can fix",
     },
 }

@@ -17,13 +17,14 @@ def reset_accelerate() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def fsdp2_accelerator(device: torch.device, plugin: Any, world_size: int) -> Any:
-    """An Accelerator for `fsdp2_prepare_model`, on the process group that there is.
+def prepare_fsdp2(model: torch.nn.Module, device: torch.device, plugin: Any, ranks: int) -> None:
+    """Shards the model as the plugin says, over the process group that there is.
 
     accelerate refuses FSDP on a CPU, where torch has it: there the plugin and the device mesh are
     set on its state directly. (A mesh made by torch would be on a GPU if the machine has one.)
     """
     from accelerate import Accelerator
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     reset_accelerate()
     accelerator = Accelerator(cpu=device.type == "cpu", fsdp_plugin=plugin)
@@ -31,6 +32,6 @@ def fsdp2_accelerator(device: torch.device, plugin: Any, world_size: int) -> Any
         names = ("ranks",)
         state: Any = accelerator.state
         state.fsdp_plugin = plugin
-        state.device_mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=names)
+        state.device_mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=names)
         state.parallelism_config = SimpleNamespace(fsdp_dim_names=names)
-    return accelerator
+    fsdp2_prepare_model(accelerator, model)

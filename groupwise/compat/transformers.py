@@ -85,6 +85,13 @@ def model_id(model: Any) -> str:
     return str(getattr(model.config, "_name_or_path", "") or "")
 
 
+def callback_handler(callbacks: Sequence[Any], model: Any, tokenizer: Any) -> Any:
+    """transformers' own, which calls them in order and gathers what they want."""
+    from transformers.trainer_callback import CallbackHandler
+
+    return CallbackHandler(list(callbacks), model, tokenizer, None, None)
+
+
 def decode_together(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str] | None:
     """`tokenizer.decode` of each, without special tokens and clean-up, on all cores at once.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from groupwise.compat.accelerate import fsdp2_accelerator
+from groupwise.compat.accelerate import prepare_fsdp2
 from groupwise.compat.transformers import no_split_modules
 from groupwise.config import Config
 from groupwise.distributed.world import World
@@ -43,7 +43,6 @@ class ForwardRoot(nn.Module):
 def shard(policy: Policy, config: Config, world: World) -> Policy:
     """A sharded copy of the policy: this rank's shard."""
     from accelerate import FullyShardedDataParallelPlugin
-    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     dtype, device = policy.model.dtype, pick_device(config.device)
@@ -61,7 +60,7 @@ def shard(policy: Policy, config: Config, world: World) -> Policy:
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
         cpu_ram_efficient_loading=False,
     )
-    fsdp2_prepare_model(fsdp2_accelerator(device, plugin, world.size), root)
+    prepare_fsdp2(root, device, plugin, world.size)
     return replace(shards, run=root, passes=world.max, runs_on=device)
 
 

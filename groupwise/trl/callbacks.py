@@ -12,8 +12,9 @@ from transformers import (
     TrainerState,
 )
 from transformers.integrations import get_reporting_integration_callbacks
-from transformers.trainer_callback import CallbackHandler, ExportableState
+from transformers.trainer_callback import ExportableState
 
+from groupwise.compat.transformers import callback_handler
 from groupwise.trl.config import GRPOConfig
 
 
@@ -31,7 +32,7 @@ class TrainerCallbacks:
         reported = get_reporting_integration_callbacks(args.report_to)
         every = [DefaultFlowCallback, *reported, *given, shown]
         self.args = args
-        self.handler = CallbackHandler(every, model, tokenizer, None, None)
+        self.handler = callback_handler(every, model, tokenizer)
         self.control = TrainerControl()
         stateful = [c for c in self.handler.callbacks if isinstance(c, ExportableState)]
         self.state = TrainerState(stateful_callbacks=[*stateful, self.control])  # pyright: ignore

@@ -5,10 +5,18 @@ from typing import Any
 import torch
 from jinja2 import nodes
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from groupwise.compat.transformers import (
     attn_implementation,
+    callback_handler,
     decode_together,
     has_attention_interface,
     is_adapter_checkpoint,
@@ -29,6 +37,24 @@ def test_models_and_configs_have_the_attributes_that_we_read() -> None:
     assert has_attention_interface(model)
     assert not is_adapter_checkpoint(model)
     assert no_split_modules(model) == ["LlamaDecoderLayer"]
+
+
+def test_callbacks_are_called_in_order_and_what_they_want_is_kept() -> None:
+    called: list[str] = []
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> Any:
+            called.append("stops")
+            control.should_training_stop = True
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: TrainerControl, **more: Any) -> None:
+            called.append(f"{control.should_training_stop} {more['model']}")
+
+    handler = callback_handler([Stops, Looks()], "a model", None)
+    assert [type(one) for one in handler.callbacks] == [Stops, Looks]
+    control = handler.on_step_end(None, TrainerState(), TrainerControl())
+    assert control.should_training_stop and called == ["stops", "True a model"]
 
 
 def test_a_models_attention_is_named_by_its_config_and_comes_back() -> None:
