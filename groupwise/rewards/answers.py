@@ -19,14 +19,9 @@ import threading
 from functools import cache
 from typing import Any
 
-from groupwise.rewards.notation import LIMIT, ascii_digits, plain
-from groupwise.rewards.quantities import (
-    extract_number,
-    is_date,
-    last_number,
-    read_quantity,
-    same_quantity,
-)
+from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits, plain
+from groupwise.rewards.prose import concluded
+from groupwise.rewards.quantities import extract_number, is_date, read_quantity, same_quantity
 from groupwise.rewards.tags import tag_content
 
 __all__ = [
@@ -54,6 +49,8 @@ _JSON = re.compile(
     re.IGNORECASE,
 )
 _HOW_SURE = re.compile(r"[(,][^(),\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
+_EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
+_RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
@@ -90,19 +87,21 @@ def final_answer(text: str) -> str | None:
     """The answer that a text ends on, as it is written there.
 
     In `<answer>` tags, else the last \\boxed{}, else after the last ####, else in JSON, else after
-    "the answer is", else the formula that the text ends on, else the last number. Two answers in
-    tags are none: the writer has not decided on one.
+    "the answer is", else the formula that the text ends on, else the number that its last sentences
+    conclude with (prose.py). Two answers in tags are none: the writer has not decided on one.
     """
-    text = ascii_digits(text)
+    text = ascii_digits(after_thinking(text))
     if "<answer>" in text and "</answer>" in text:
         content = (tag_content(text, "answer") or "").strip()
         return (boxed_answer(content) or content).strip() or None
     boxed = boxed_answer(text)
+    if boxed is not None and _EITHER_BOX.search(text[-TAIL:]):
+        return None
     if boxed is not None:
         return boxed.strip() or None
     tail = text[-TAIL:]
     said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
-    return said or _last_formula(tail) or last_number(_HOW_SURE.sub("", tail))
+    return said or _last_formula(tail) or concluded(_HOW_SURE.sub("", tail))
 
 
 def same_answer(given: str, truth: str) -> bool:
@@ -169,6 +168,8 @@ def _after_saying_so(text: str) -> str | None:
         return None
     rest = text[matches[-1].end() :].lstrip(" *:\n")
     end = _SENTENCE_END.search(rest)
+    if end and _RETRACTED.search(rest, end.end()):
+        return None
     return (rest[: end.start()] if end else rest).strip(" *_") or None
 
 

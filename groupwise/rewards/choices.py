@@ -9,39 +9,70 @@ import re
 from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
-from groupwise.rewards.notation import LIMIT, ascii_digits
-from groupwise.rewards.quantities import last_number
+from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits
+from groupwise.rewards.prose import concluded, hesitates
 from groupwise.rewards.statements import denied, stated
 
 LETTERS = "ABCDEFGHIJ"
 
-_LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^])"
+_LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =)"
 _GOES_ON = r"(?!\)? ?\?| (?!instead|rather|because|since|with|as |not )[a-z])"
 _SAYS = re.compile(
-    r"\b(?:answer|ans|option|choice)\b[ \t]{0,3}(?:is|are|(?:will|should|must|would) be)?[ \t]{0,3}"
+    r"(?:\b(?:answer|ans|option|choice|(?:right|correct) one|antwort|réponse|respuesta|risposta"
+    r"|resposta)\b|答案|正解|选项?|選|정답|ответ)[ \t]{0,3}"
+    r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?"
+    r"(?:is|are|(?:will|should|must|would) be|ist|est|es|è|é|是|は|은)?[ \t]{0,3}"
+    r"(?:la )?(?:opción |opzione |opção )?"
     rf"(?:option|choice)?[\s:=,.\-–—>(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )
 _SAID = re.compile(
-    rf"{_LETTER}\)? (?:remains|is left|(?:is|was|must be) (?:the |our )?"
-    r"(?:correct|right|true|answer|best|better|only)|it is\b)",
+    rf"{_LETTER}\)? (?:remains|is left|(?:is|was|must be|ist|est|es) (?:the |our )?"
+    r"(?:correct|right|true|answer|best|better|only|confirmed|richtig)|it is\b|does[.!]?$)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
-    r"go(?:ing)? with|it is|it's|no|wait|actually|correct:|probably|likely)"
+    r"settle on|mark|tick|"
+    r"go(?:ing)? with|it is|it's|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
+    r"|likely)"
     r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(
-    r"\b[Nn]ot (?:option |choice )?\(?[A-J]\)?,? but (?:rather )?(?:option |choice )?\(?"
+    r"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?"
+    r"(?:, [^,;.]{1,60},|,)? (?:but|sondern|ma) "
+    r"(?:rather )?(?:option |choice )?|\b[Nn]othing (?:but|other than) "
+    r"|(?:can't|cannot) be anything (?:but|other than) )\(?"
     rf"{_LETTER}"
 )
-_LONE = re.compile(rf"\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}$")
+_LONE = re.compile(
+    rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
+    r"(?:[(\[](?:confidence|certainty|see|cf)\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
+)
+_ORDINAL = re.compile(
+    r"\b(?:the )?(?P<ordinal>first|second-to-last|second|third|middle|fourth|fifth|last) "
+    r"(?:option|choice|answer|one)\b(?! (?:is|was|can't|cannot)(?:n't| not)?"
+    r" (?:wrong|incorrect|false|be|correct|right|out)(?<!is correct)(?<!is right))"
+    r"|\b(?:option|choice|number) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
+    re.IGNORECASE,
+)
+_DENIES = re.compile(
+    r"(?:can't be|cannot be|could not be|isn't|is not|doubt(?: that)?) (?:option |choice )?\(?"
+    rf"{_LETTER}"
+)
+_TAKEN_BACK = re.compile(
+    r"[^.!?\n]{0,60}[.!?,;]\s{1,2}(?:That|that|This) (?:is|was) (?:incorrect|wrong|not)\b"
+)
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
+_NUMBERS = ("one", "two", "three", "four", "five")
+_MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
+_TICKED = re.compile(r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])")
+_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 
 # The letter first, then reasons; a list of the options is none.
 _OPENS = re.compile(
-    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].]\s)\s(?!\(?[A-J]\b)|[)\].]{{0,2}}\n)",
+    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].:]\s)\s(?!\(?[A-J]\b)|[)\].]{{0,2}}\n)",
     re.DOTALL,
 )
 _LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
@@ -62,31 +93,64 @@ def extract(completion: str) -> str | None:
 def chosen(text: str, options: Sequence[str]) -> str | None:
     """The letter of the option that a text chooses; None if it chooses none, or several."""
     letters = LETTERS[: len(options)] if options else LETTERS
-    text = ascii_digits(text)
+    text = ascii_digits(after_thinking(text))
     marked = "\\boxed" in text or ("<answer>" in text and "</answer>" in text)
     named = in_json(text[-TAIL:])
     if marked or named:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
-    tail = "\n" + text[-TAIL:].rstrip().replace("**", "")
-    statements = [match for pattern in _STATEMENTS for match in pattern.finditer(tail)]
+    tail = "\n" + _STRUCK_OUT.sub("", text[-TAIL:]).strip().replace("**", "")
+    marks, ticked = _MARKED.findall(tail), _TICKED.findall(tail)
+    if len(marks) > 1 or ticked:
+        ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
+        return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
+    if hesitates(tail):
+        return None
+    tail = "\n" + tail.strip(" \n✅✓✔")
+    denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}
+    statements = [
+        (match.start(match.lastindex or 0), match[match.lastindex or 0].upper())
+        for pattern in _STATEMENTS
+        for match in pattern.finditer(tail)
+        if not _TAKEN_BACK.match(tail, match.end())
+    ]
     if statements:
-        last = max(statements, key=lambda match: match.start(match.lastindex or 0))
-        letter = last[last.lastindex or 0].upper()
-        return letter if letter in letters else None
+        at, letter = max(statements)
+        return letter if letter in letters and denied_at.get(letter, -1) < at else None
+    if (place := _by_place(tail, len(options))) is not None:
+        return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
-    given = final_answer(text) or tail.strip()[:LIMIT]
+    by_value = _by_value(tail, final_answer(text) or tail.strip()[:LIMIT], letters, options)
+    return None if by_value in denied_at else by_value
+
+
+def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
+    """The option whose words or number a text without a letter ends on."""
+    *_, sentence = re.split(r"\n|[.!?]\s", tail.strip()[-LIMIT:].casefold())
+    in_words = _mentioned(sentence, options)
+    if in_words and not any(map(str.isdigit, sentence)):
+        return in_words
     return (
-        _option(given, letters, options)
-        or _option(last_number(tail) or "", "", options)
-        or _mentioned(tail, options)
+        _option(given, letters, options) or _option(concluded(tail) or "", "", options) or in_words
     )
 
 
-def _mentioned(text: str, options: Sequence[str]) -> str | None:
-    """The only option whose words stand in the last sentence, unless they are denied there."""
-    *_, sentence = re.split(r"\n|[.!?]\s", text.strip()[-LIMIT:].casefold())
+def _by_place(text: str, count: int) -> int | None:
+    """Of "the second option", the last such words: 1."""
+    said = list(_ORDINAL.finditer(text))
+    if not said or not count:
+        return None
+    name = (said[-1]["ordinal"] or said[-1]["number"]).lower()
+    counted = _NUMBERS if said[-1]["number"] else _ORDINALS
+    name = _NUMBERS[int(name) - 1] if name.isdigit() else name
+    odd = {"last": count - 1, "second-to-last": count - 2, "middle": count // 2}
+    place = odd[name] if name in odd else counted.index(name)
+    return place if 0 <= place < count else None
+
+
+def _mentioned(sentence: str, options: Sequence[str]) -> str | None:
+    """The only option whose words stand in a sentence, unless they are denied there."""
     matches = [
         (letter, match)
         for letter, option in zip(LETTERS, options, strict=False)
@@ -97,7 +161,8 @@ def _mentioned(text: str, options: Sequence[str]) -> str | None:
     if len(matches) != 1:
         return None
     [(letter, match)] = matches
-    return None if denied(sentence[: match.start()], sentence[match.end() :]) else letter
+    before = sentence[max(match.start() - 30, 0) : match.start()]
+    return None if denied(before, sentence[match.end() :]) else letter
 
 
 def _option(given: str, letters: str, options: Sequence[str]) -> str | None:

@@ -61,6 +61,12 @@ _SPACES = re.compile(r"\s+")
 _POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")
 
 
+def after_thinking(text: str) -> str:
+    """What a reply says behind its first </think>, if anything: what was thought is no answer."""
+    said = text.partition("</think>")[2]
+    return said if said.strip() else text
+
+
 def ascii_digits(text: str) -> str:
     """Digits of all scripts as 0-9, full-width letters and signs as usual ones, without marks that
     are not seen (of direction, of width zero)."""
@@ -71,12 +77,33 @@ def ascii_digits(text: str) -> str:
 def _usual(character: str) -> str:
     if "\uff01" <= character <= "\uff5e":
         return chr(ord(character) - 0xFEE0)
-    if "Ⓐ" <= character <= "ⓩ":
+    if "Ⓐ" <= character <= "ⓩ" or "𝐀" <= character <= "𝟿":
         return unicodedata.normalize("NFKC", character)
+    if "🄰" <= character <= "🆉" and unicodedata.name(character, "")[-2:-1] == " ":
+        return unicodedata.name(character)[-1]  # a letter in a box
+    if "🌀" <= character <= "\U0001faff":
+        return ""  # pictures
     category = unicodedata.category(character)
     if category == "Nd":
         return str(unicodedata.decimal(character))
-    return "" if category == "Cf" else {"٫": ".", "٬": ","}.get(character, character)
+    return (
+        ""
+        if category == "Cf" or character == "\ufe0f"
+        else {"٫": ".", "٬": ","}.get(character, character)
+    )
+
+
+_MILLIONS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3}){2,6}(?![0-9])")
+_THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+
+
+def prose_characters(text: str) -> str:
+    """Running text with the usual characters: ½ as 1/2, 10⁴ as 10^4, thousands without spaces that
+    only separate them."""
+    text = _THOUSANDS_SPACE.sub("", text)
+    text = _MILLIONS.sub(lambda m: m[0].replace(" ", ""), text)
+    text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
+    return re.sub(" {2,}", " ", text.translate(_CHARACTERS))
 
 
 def plain(text: str) -> str:

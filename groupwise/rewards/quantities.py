@@ -100,6 +100,7 @@ _UNITS: dict[str, tuple[str, Fraction]] = {
         "morning": {"am": 1},
         "afternoon": {"pm": 1},
         "angle": {"° degree degrees deg": 1},
+        "radian": {"rad radian radians": 1},
         "celsius": {"°c celsius": 1},
         "fahrenheit": {"°f fahrenheit": 1},
     }.items()
@@ -124,6 +125,13 @@ _RATE = re.compile(r"/| per ")
 _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
 )
+_COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
+    r"(?<![0-9.,(])([0-9]{1,15}),(?=[0-9]{1,2} ?(?:€|%|(?:kg|g|km|m|cm|mm|l|ml|euros?|Euros?)\b))"
+)
+_BEHIND = re.compile(
+    r" ?%|\^\{?[0-9]{1,4}\}?|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
+)
+_RATIO_BEFORE = re.compile(r"(?<![0-9.,:])[0-9]{1,6} ?: ?$")
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
@@ -207,7 +215,7 @@ def last_number(text: str) -> str | None:
 
     None where the words around it say that it is not the answer.
     """
-    text = without_afterthought(text)
+    text = _COMMA.sub(r"\1.", without_afterthought(text))
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
     spans = [match.span() for match in _IN_PROSE.finditer(text)]
@@ -219,12 +227,22 @@ def last_number(text: str) -> str | None:
         return None
     if start and text[start - 1] in _CURRENCIES:
         start -= 1
+    if (ratio := _RATIO_BEFORE.search(text[max(start - 12, 0) : start])) is not None:
+        start -= len(ratio[0])
+    if text[max(start - 2, 0) : start] == "π/":
+        start -= 2
     # A minus is a sign unless it could subtract from what stands directly before it.
     if start and text[start - 1] in "-−" and not (text[start - 2 : start - 1].isalnum()):
         start -= 1
-    if text[end : end + 1] == "%":
-        end += 1
-    return text[start:end].rstrip(".")
+    return text[start:end].rstrip(".") + _measured(text[end : end + 40])
+
+
+def _measured(after: str) -> str:
+    """What belongs to the number before it: a percent sign, a power, pi, a scale, a unit."""
+    match = _BEHIND.match(after)
+    if match is None or (match["word"] and match["word"].lower() not in {*_UNITS, *SCALES}):
+        return ""
+    return match[0]
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:

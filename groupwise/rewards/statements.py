@@ -8,7 +8,8 @@ Every pattern is linear. What is stated is looked for in at most notation.LIMIT 
 import re
 
 _CORRECTION = re.compile(
-    r"\b(?i:not) (?P<no>[^,;]{1,60}?)(?:,? but (?:rather )?|[,;.] (?i:it is|it's) )(?P<yes>.+)"
+    r"\b(?i:not|isn't) (?P<no>[^,;]{1,60}?)"
+    r"(?:(?:, [^,;]{1,60},|,)? but (?:rather )?|[,;.] (?i:it is|it's) )(?P<yes>.+)"
     r"|^(?P<first>.{1,60}?)[,.?!…;-]{1,4} ?"
     r"(?i:no|wait|sorry|I mean|actually|rather|correction)\b[,:;. -]*(?P<then>[^a-z].*)",
     re.DOTALL,
@@ -21,7 +22,7 @@ _NOTE = re.compile(
     r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
     r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
     r"|(?:as (?:of|computed|shown|found|in)|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
-    r"|(?:i\.e\b|that is|which is|(?:or )?equivalently)"
+    r"|(?:i\.e\b|that is|which (?:is|leaves|means|makes)|(?:or )?equivalently)"
     r"(?!.{0,80}\b(?:not|wrong|incorrect)\b).{0,80}"
     r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
     r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
@@ -31,10 +32,13 @@ _IN_YEAR = re.compile(r" in (?:19|20)[0-9]{2}[.\s]*$")
 _NUMBER = re.compile(r"[0-9][0-9.,/%]*")
 _BOUND = (
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
-    r"|up to|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
+    r"|up to|exceeding|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
     r"|twice|double|triple|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of"
     r"|(?:anything|everything|any|all|everyone) but)"
     r"(?: the| a| an| for)? ?$"
+    r"|\s[<>≤≥] ?$"
+    r"|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins|plus) de|au (?:moins|plus)"
+    r"|(?:menos|más) de|al menos) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
@@ -52,8 +56,12 @@ _DENIED_IN_TEXT = re.compile(
 )
 
 
+_REASON = re.compile(r"(?<=[0-9%])(?:: (?=[a-z])|,? (?:because|since) ).*$", re.DOTALL)
+
+
 def stated(text: str) -> str:
     """The part that is the answer: stated("33, not 31") == "33"."""
+    text = _REASON.sub("", text)
     correction = _CORRECTION.search(text)
     if correction is not None:
         return (correction["yes"] or correction["then"]).strip()

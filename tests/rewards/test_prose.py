@@ -1,0 +1,59 @@
+"""What running text concludes: each line is a rule of groupwise/rewards/prose.py."""
+
+import time
+
+import pytest
+
+from groupwise.rewards import choices
+from groupwise.rewards.answers import correct
+from groupwise.rewards.prose import concluded
+
+CONCLUDED = [
+    ("She has 18 marbles. This matches the total of 40.", "18"),
+    ("So x = 7.\n\nCheck: 3·7 + 4 = 25", "7"),
+    ("He has 15 cards left (he started with 40).", "15"),
+    ("It costs 9, because 3 times 3 is 9 and not 12.", "9"),
+    ("You need 11 buses. Would you like to see 2 other ways?", "11"),
+    ("So, in the end, seventeen people came.", "seventeen people"),
+    ("91 = 7 × 13, so the number of prime factors is two.", "two"),
+    ("The trip takes 90 hours.", "90 hours"),
+    ("It holds 2,5 kg of rice.", "2.5 kg"),
+    ("The area is 9π square units.", "9π"),
+    ("The movie lasts 1 hour and 30 minutes.", "90 minutes"),
+    ("The ratio of boys to girls is 3 to 4.", "3:4"),
+    ("x = 3 makes it zero, so there is no solution.", "no solution"),
+    ("It is 9 or 11, I can't decide.", None),
+    ("There is not enough information. We only know that there are 30 balls.", None),
+    ("Is 18 the number in your book?", None),
+    ("Therefore x > 5.", None),
+    ("Es sind mindestens 15 Euro.", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize(("text", "number"), CONCLUDED)
+def test_what_a_text_concludes(text: str, number: str | None) -> None:
+    assert concluded(text) == number
+
+
+def test_units_that_contradict_the_truth_are_wrong_and_others_are_converted() -> None:
+    assert correct("The trip takes 1.5 hours.", "90 minutes")
+    assert not correct("The trip takes 90 hours.", "90 minutes")
+    assert correct("Each sticker costs 25 cents.", "$0.25")
+    assert not correct("The company sold 5 thousand phones.", "5 phones")
+
+
+HOSTILE = (
+    "(", "() ", "a and ", "wait ", "since ", ", as", "a dozen and ", "A ✓ ", "~~", "1 hour and ",
+    "x > ", "1,2 ", " (1) ", "answer is ", "A: 5 ", "the second option ", "٣½⁴", "\\boxed{1} or ",
+    "not A, but ", ". ", "?!.", "isn't 1, a, but ", "3 : ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("part", HOSTILE)
+def test_repetition_takes_no_time(part: str) -> None:
+    text = part * (8000 // len(part))
+    began = time.process_time()
+    correct(text, "7")
+    choices.chosen(text, ["1", "2", "3", "4", "5"])
+    assert time.process_time() - began < 2.0
