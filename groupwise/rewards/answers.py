@@ -34,6 +34,7 @@ __all__ = [
     "same_answer",
 ]
 
+SHORT = 40
 TAIL = 4000
 """Without a mark that says where it is, the answer is looked for in so many last characters."""
 
@@ -48,9 +49,11 @@ _JSON = re.compile(
     r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
     re.IGNORECASE,
 )
-_HOW_SURE = re.compile(r"[(,][^(),\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
+_HOW_SURE = re.compile(r"[(,;][^(),;\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
 _EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
 _RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
+_MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
+_NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
@@ -101,7 +104,7 @@ def final_answer(text: str) -> str | None:
         return boxed.strip() or None
     tail = text[-TAIL:]
     said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
-    return said or _last_formula(tail) or concluded(_HOW_SURE.sub("", tail))
+    return said or _last_formula(tail) or _in_prose(tail)
 
 
 def same_answer(given: str, truth: str) -> bool:
@@ -177,6 +180,16 @@ def in_json(text: str) -> str | None:
     """The value of the last `"answer": ...`."""
     values = [value for groups in _JSON.findall(text) for value in groups if value]
     return values[-1].rstrip(",.").strip() or None if values else None
+
+
+def _in_prose(text: str) -> str | None:
+    """What running text concludes. One that is short is the answer as a whole: what it says of its
+    only number (`x < 7`, "not 7") must not be left out."""
+    number, text = concluded(_HOW_SURE.sub("", text)), text.strip()
+    short = len(text) <= SHORT and text.isascii() and not _MORE_THAN_WORDS.search(text)
+    if short and len(_NUMBER.findall(text)) == 1 and read_quantity(text.rstrip("!")) is None:
+        return None
+    return number
 
 
 def _last_formula(text: str) -> str | None:

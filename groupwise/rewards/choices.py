@@ -27,14 +27,16 @@ _SAYS = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(
-    rf"{_LETTER}\)? (?:remains|is left|(?:is|was|must be|ist|est|es) (?:the |our )?"
+    rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than"
+    r"|(?:is|was|must be|ist|est|es) (?:the |our )?"
     r"(?:correct|right|true|answer|best|better|only|confirmed|richtig)|it is\b|does[.!]?$)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
     r"settle on|mark|tick|"
-    r"go(?:ing)? with|it is|it's|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
+    r"go(?:ing)? (?:with|for)|definitely|certainly|I'd say|correction:|it is|it's"
+    r"|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
     r"|likely)"
     r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
@@ -46,9 +48,12 @@ _CORRECTS = re.compile(
     r"|(?:can't|cannot) be anything (?:but|other than) )\(?"
     rf"{_LETTER}"
 )
+_REPLIES = re.compile(  # A or B? A.
+    rf"(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?) (?:[Ii]t's |[Ii]t is )?\(?{_LETTER}\)?[.!]?$"
+)
 _LONE = re.compile(
     rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
-    r"(?:[(\[](?:confidence|certainty|see|cf)\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
+    r"(?:[(\[](?:confidence|certainty|see|cf|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
 )
 _ORDINAL = re.compile(
     r"\b(?:the )?(?P<ordinal>first|second-to-last|second|third|middle|fourth|fifth|last) "
@@ -77,7 +82,7 @@ _OPENS = re.compile(
 )
 _LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
 _WITH_TEXT = re.compile(r"[(\[]?([A-J])[)\]]?[,.: -]{1,3}(.{1,200})")
-_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
+_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _REPLIES, _LONE)
 
 
 def correct(completion: str, answer: str, options: Sequence[str]) -> bool:

@@ -77,7 +77,7 @@ def ascii_digits(text: str) -> str:
 def _usual(character: str) -> str:
     if "\uff01" <= character <= "\uff5e":
         return chr(ord(character) - 0xFEE0)
-    if "Ⓐ" <= character <= "ⓩ" or "𝐀" <= character <= "𝟿":
+    if "①" <= character <= "⑳" or "Ⓐ" <= character <= "ⓩ" or "𝐀" <= character <= "𝟿":
         return unicodedata.normalize("NFKC", character)
     if "🄰" <= character <= "🆉" and unicodedata.name(character, "")[-2:-1] == " ":
         return unicodedata.name(character)[-1]  # a letter in a box
@@ -93,6 +93,7 @@ def _usual(character: str) -> str:
     )
 
 
+_FOOTNOTE = re.compile(r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)")
 _MILLIONS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3}){2,6}(?![0-9])")
 _THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
@@ -100,7 +101,8 @@ _THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]
 def prose_characters(text: str) -> str:
     """Running text with the usual characters: ½ as 1/2, 10⁴ as 10^4, thousands without spaces that
     only separate them."""
-    text = _THOUSANDS_SPACE.sub("", text)
+    text = _THOUSANDS_SPACE.sub("", _FOOTNOTE.sub("", text))
+    text = text.replace("\\cdot", "·").replace("\\times", "×")
     text = _MILLIONS.sub(lambda m: m[0].replace(" ", ""), text)
     text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
     return re.sub(" {2,}", " ", text.translate(_CHARACTERS))

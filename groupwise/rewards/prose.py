@@ -12,6 +12,7 @@ import re
 from groupwise.rewards.notation import prose_characters
 from groupwise.rewards.number_words import spelled_number
 from groupwise.rewards.quantities import last_number
+from groupwise.rewards.statements import denied_in_text
 
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_]))+[.!?]*[\"')\]*_]*")
 _AFTER = re.compile(
@@ -79,7 +80,8 @@ def concluded(text: str) -> str | None:
         spoken = said[1] if said else "" if _DIGIT.search(sentence) else sentence
         spelled = spelled_number(spoken)
         if spelled is not None:
-            return spelled
+            before = sentence[: sentence.lower().rfind(spelled.split()[0])]
+            return None if denied_in_text(before[-40:], "") else spelled
         if _DIGIT.search(sentence):
             clause = _CLAUSE.search(sentence)
             before = sentence[: clause.start()] if clause else ""

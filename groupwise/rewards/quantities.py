@@ -129,9 +129,10 @@ _COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
     r"(?<![0-9.,(])([0-9]{1,15}),(?=[0-9]{1,2} ?(?:€|%|(?:kg|g|km|m|cm|mm|l|ml|euros?|Euros?)\b))"
 )
 _BEHIND = re.compile(
-    r" ?%|\^\{?[0-9]{1,4}\}?|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
+    r" ?%|\^\{?-?[0-9]{1,4}\}?"
+    r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
 )
-_RATIO_BEFORE = re.compile(r"(?<![0-9.,:])[0-9]{1,6} ?: ?$")
+_RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"

@@ -34,24 +34,30 @@ _BOUND = (
     r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
     r"|up to|exceeding|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
     r"|twice|double|triple|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of"
-    r"|(?:anything|everything|any|all|everyone) but)"
+    r"|(?:anything|everything|any|all|everyone|every [a-z]{1,15}) but"
+    r"|never|between [0-9.,]{1,20} and|[0-9] or)"
     r"(?: the| a| an| for)? ?$"
-    r"|\s[<>≤≥] ?$"
+    r"|(?:\s[<>≤≥]|\\(?:le|ge|lt|gt)q?) ?$"
     r"|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins|plus) de|au (?:moins|plus)"
     r"|(?:menos|más) de|al menos) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
 _DENIED_AFTER = re.compile(
-    r"\b(?:wrong|incorrect|false|impossible|not|never|cannot|[a-z]+n't|at (?:least|most)"
+    r"\b(?:wrong|incorrect|false|impossible|out of the question|not|never"
+    r"|cannot|[a-z]+n't|at (?:least|most)"
     r"|or (?:more|less|fewer|so))\b"
     r"|^ ?\+(?: |$)",
     re.IGNORECASE,
 )
 _DENIED_IN_TEXT = re.compile(
-    r"^ or (?:more|less|fewer)\b|^[a-z ]{0,20} (?:is|are|was)(?:"
+    r"^ or (?:more|less|fewer)\b"
+    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:cannot|can't|could not|couldn't) be (?:the )?"
+    r"(?:right|correct|answer|solution|result|true)\b"
+    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:"
     r"(?:n't| not| never) (?:the |a )?(?:right|correct|answer|solution|result)\b"
-    r"| (?:the |a )?(?:wrong|incorrect|false|impossible)\b)",
+    r"| (?:definitely |certainly |clearly |simply |just )?(?:the |a )?"
+    r"(?:wrong|incorrect|false|impossible)\b)",
     re.IGNORECASE,
 )
 
