@@ -57,9 +57,10 @@ _LONE = re.compile(
 )
 _ORDINAL = re.compile(
     r"\b(?:the )?(?P<ordinal>first|second-to-last|second|third|middle|fourth|fifth|last) "
-    r"(?:option|choice|answer|one)\b(?! (?:is|was|can't|cannot)(?:n't| not)?"
+    r"(?:option|choice|answer|one(?=[.!]?$| is (?:the )?(?:right|correct)))\b"
+    r"(?! (?:is|was|can't|cannot)(?:n't| not)?"
     r" (?:wrong|incorrect|false|be|correct|right|out)(?<!is correct)(?<!is right))"
-    r"|\b(?:option|choice|number) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
+    r"|\b(?:option|choice) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
     re.IGNORECASE,
 )
 _DENIES = re.compile(
@@ -142,8 +143,9 @@ def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> st
 
 
 def _by_place(text: str, count: int) -> int | None:
-    """Of "the second option", the last such words: 1."""
-    said = list(_ORDINAL.finditer(text))
+    """Of "the second option" in the last sentence, the last such words: 1."""
+    *_, sentence = re.split(r"\n|[.!?]\s", text.strip())
+    said = list(_ORDINAL.finditer(sentence))
     if not said or not count:
         return None
     name = (said[-1]["ordinal"] or said[-1]["number"]).lower()

@@ -57,3 +57,11 @@ def test_repetition_takes_no_time(part: str) -> None:
     correct(text, "7")
     choices.chosen(text, ["1", "2", "3", "4", "5"])
     assert time.process_time() - began < 2.0
+
+
+def test_a_place_counts_only_where_it_is_the_choice() -> None:
+    options = ["5 km", "10 km", "15 km", "20 km", "25 km"]
+    reasoned = "The second one takes 3 hours at 5 km/h. So the distance is 15 km."
+    assert choices.chosen(reasoned, options) == "C"
+    assert choices.chosen("The second train is late, so I take the third option.", options) == "C"
+    assert choices.chosen("The last one.", options) == "E"
