@@ -156,8 +156,8 @@ class Episodes:
         """Those of this event loop: what waits for them belongs to it."""
         loop = asyncio.get_running_loop()
         if self._places is None or self._places[0] is not loop:
-            places = Places(self.at_once, self.max_open)
-            self._places = loop, Rounds(self.at_once) if self.in_rounds else places
+            rounds, at_once = self.in_rounds, self.at_once
+            self._places = loop, Rounds(at_once) if rounds else Places(at_once, self.max_open)
         return self._places[1]
 
 

@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 SHORT = 40
+"""A text of no more characters is the answer as a whole."""
 TAIL = 4000
 """Without a mark that says where it is, the answer is looked for in so many last characters."""
 

@@ -133,7 +133,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option whose words or number a text without a letter ends on."""
-    *_, sentence = re.split(r"\n|[.!?]\s", tail.strip()[-LIMIT:].casefold())
+    sentence = _last_sentence(tail.strip()[-LIMIT:].casefold())
     in_words = _mentioned(sentence, options)
     if in_words and not any(map(str.isdigit, sentence)):
         return in_words
@@ -144,8 +144,7 @@ def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> st
 
 def _by_place(text: str, count: int) -> int | None:
     """Of "the second option" in the last sentence, the last such words: 1."""
-    *_, sentence = re.split(r"\n|[.!?]\s", text.strip())
-    said = list(_ORDINAL.finditer(sentence))
+    said = list(_ORDINAL.finditer(_last_sentence(text.strip())))
     if not said or not count:
         return None
     name = (said[-1]["ordinal"] or said[-1]["number"]).lower()
@@ -154,6 +153,10 @@ def _by_place(text: str, count: int) -> int | None:
     odd = {"last": count - 1, "second-to-last": count - 2, "middle": count // 2}
     place = odd[name] if name in odd else counted.index(name)
     return place if 0 <= place < count else None
+
+
+def _last_sentence(text: str) -> str:
+    return re.split(r"\n|[.!?]\s", text)[-1]
 
 
 def _mentioned(sentence: str, options: Sequence[str]) -> str | None:

@@ -1,6 +1,6 @@
 """What the running text of a reply concludes, where no mark says what the answer is.
 
-    "She has 18 marbles. This matches the total of 40."    18 marbles
+    "She has 18 marbles. This matches the total of 40."    18
     "So, in the end, seventeen people came."               seventeen people
     "It is 9 or 11, I can't decide."                       nothing
 

@@ -241,9 +241,8 @@ def last_number(text: str) -> str | None:
 def _measured(after: str) -> str:
     """What belongs to the number before it: a percent sign, a power, pi, a scale, a unit."""
     match = _BEHIND.match(after)
-    if match is None or (match["word"] and match["word"].lower() not in {*_UNITS, *SCALES}):
-        return ""
-    return match[0]
+    word = (match["word"] or "").lower() if match else ""
+    return match[0] if match and (not word or word in _UNITS or word in SCALES) else ""
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
