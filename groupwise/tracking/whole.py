@@ -80,6 +80,19 @@ def link_equal_files(folders: Sequence[pathlib.Path]) -> None:
                         break
 
 
+def copy_model(folder: pathlib.Path, target: pathlib.Path) -> None:
+    """A model's folder once more: its weights are hard links, copies where there are none."""
+
+    def copy(path: str, place: str) -> None:
+        if path.endswith(".safetensors"):
+            with contextlib.suppress(OSError):
+                os.link(path, place)
+                return
+        shutil.copyfile(path, place)
+
+    shutil.copytree(folder, target, copy_function=copy, dirs_exist_ok=True)
+
+
 def _link(other: pathlib.Path, path: pathlib.Path) -> None:
     aside = aside_of(path)
     remove(aside)

@@ -41,16 +41,10 @@ from groupwise.tracking.console import LiveConsole, console
 from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics, read_summary
 from groupwise.tracking.services import Service, TensorBoard
-from groupwise.tracking.whole import link_equal_files, replace_folder, writing
+from groupwise.tracking.whole import copy_model, link_equal_files, replace_folder, writing
 from groupwise.training.arguments import Given, arguments_of, check_kinds
 from groupwise.training.callbacks import Callback, Callbacks, Event
-from groupwise.training.checkpoint import (
-    join_save,
-    load_into,
-    newest_checkpoint,
-    save_checkpoint,
-    save_model,
-)
+from groupwise.training.checkpoint import load_into, newest_checkpoint, save_checkpoint
 from groupwise.training.exchange import Exchange
 from groupwise.training.followed_run import open_run
 from groupwise.training.loop import NO_CALLBACKS, run_loop
@@ -270,16 +264,17 @@ def finish(
     `stopped` says why a callback ended the run before its last step.
     """
     config = parts.config
-    save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
+    saved = save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
     with _status("evaluating on the test problems, after training", quiet):
         held_out = evaluate(parts, "test")
     after = held_out.metrics
     if not state.optimizer.world.first:
-        join_save(state)
         return Result(run.path, {"before": state.before, "after": after, "steps": state.step})
     run.log_evaluation("after", held_out.problems)
     status = "finished" if stopped is None else f"stopped: {stopped}"
-    summary, findings = write_results(run, state, after, status)
+    summary, findings = write_results(
+        run, state, after, status, lambda folder: copy_model(saved / "model", folder)
+    )
     if not quiet:
         steps = read_metrics(run.path)
         if steps and not console.is_jupyter:  # there the result shows a better one
@@ -298,7 +293,11 @@ def finish(
 
 
 def write_results(
-    run: RunFolder, state: TrainState, after: dict[str, float], status: str
+    run: RunFolder,
+    state: TrainState,
+    after: dict[str, float],
+    status: str,
+    write_model: Callable[[pathlib.Path], None],
 ) -> tuple[dict[str, Any], list[Finding]]:
     """The model, the curve, the report and the summary; and what was wrong at the end.
 
@@ -316,7 +315,7 @@ def write_results(
     }
 
     def write(folder: pathlib.Path) -> None:
-        save_model(state, folder)
+        write_model(folder)
         if state.before:
             (folder / "README.md").write_text(model_card(run.config, summary), encoding="utf-8")
 

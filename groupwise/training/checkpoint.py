@@ -3,7 +3,8 @@
     checkpoints/step-000010/
       model/                  a Hugging Face folder, loadable anywhere; or the adapter alone
       optimizer.safetensors   moments (and fp32 masters) by parameter name; of N ranks each writes
-                              some of them: optimizer-00001-of-0000N.safetensors ...
+                              some of them: optimizer-00001-of-0000N.safetensors; more than a
+                              gigabyte goes on in ...-part-00002.safetensors and so on
       reference.safetensors   only for a reference that cannot be made again
       state.json              step, data position, pending rollouts, settings, what is above
       manifest.json           size and SHA-256 of every file above
@@ -45,23 +46,19 @@ from groupwise.training.damage import (
 from groupwise.training.optim import full_tensor
 from groupwise.training.save_streamed import save_streamed
 from groupwise.training.state import TrainState
+from groupwise.training.tensor_files import write_files
 
 log = logging.getLogger("groupwise")
 
 
 def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib.Path:
     """Write checkpoints/step-N, then delete all but the newest `keep`. All ranks take part."""
-    world = state.optimizer.world
-    tensors, numbers = own_tensors(state.optimizer.state(), world), state.numbers()
-    name = "optimizer.safetensors"
-    if world.size > 1:
-        name = f"optimizer-{world.rank + 1:05d}-of-{world.size:05d}.safetensors"
+    world, numbers = state.optimizer.world, state.numbers()
 
     def write(folder: pathlib.Path) -> None:
         save_model(state, folder / "model")
         world.barrier()  # the folder is there: the others may write
-        save_file(tensors, folder / name)
-        _check_all(world, None)
+        _write_optimizer(state.optimizer.state(), folder, world)
         if state.reference is not None and state.reference.saved:
             weights = {k: v.cpu().contiguous() for k, v in state.reference.state().items()}
             save_file(weights, folder / "reference.safetensors")
@@ -75,7 +72,8 @@ def save_checkpoint(state: TrainState, root: pathlib.Path, keep: int) -> pathlib
         _delete_older(root, target, keep)
     else:
         join_save(state)
-        _write_beside(tensors, aside_of(target) / name, world)
+        world.barrier()
+        _write_optimizer(state.optimizer.state(), aside_of(target), world)
     world.barrier()
     return target
 
@@ -88,33 +86,34 @@ def _delete_older(root: pathlib.Path, newest: pathlib.Path, keep: int) -> None:
         remove(path)
 
 
-def own_tensors(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Those that this rank writes. Each is put together in turn, and kept by one rank only."""
-    mine: dict[str, Tensor] = {}
-    for index, (name, tensor) in enumerate(tensors.items()):
-        whole = full_tensor(tensor)
-        if index % world.size == world.rank:
-            mine[name] = whole.detach().cpu().contiguous()
-    return mine
+def _write_optimizer(tensors: Mapping[str, Tensor], folder: pathlib.Path, world: World) -> None:
+    """What this rank writes of it. If one rank cannot, all stop."""
+    stem = "optimizer"
+    if world.size > 1:
+        stem += f"-{world.rank + 1:05d}-of-{world.size:05d}"
 
+    def path_of(number: int) -> pathlib.Path:
+        return folder / f"{stem}{f'-part-{number + 1:05d}' if number else ''}.safetensors"
 
-def _write_beside(tensors: dict[str, Tensor], path: pathlib.Path, world: World) -> None:
-    """What a rank other than the first does while that one writes the folder."""
-    world.barrier()
     problem = None
     try:
-        save_file(tensors, path)
+        write_files(_own_tensors(tensors, world), path_of)
     except Exception as error:
         problem = why_not_written(error)
         if problem is None:
             raise
-    _check_all(world, problem)
-
-
-def _check_all(world: World, problem: str | None) -> None:
-    first = next(filter(None, world.gather(problem)), None)
+    problems = world.gather(problem)
+    first = next(filter(None, problems), None)
     if first is not None:
         raise OSError(first) if world.first else RunFolderError(first)
+
+
+def _own_tensors(tensors: Mapping[str, Tensor], world: World) -> Iterator[tuple[str, Tensor]]:
+    """Those that this rank writes. Each is put together in turn, and kept by one rank only."""
+    for index, (name, tensor) in enumerate(tensors.items()):
+        whole = full_tensor(tensor)
+        if index % world.size == world.rank:
+            yield name, whole if whole is tensor else whole.cpu()
 
 
 def save_model(state: TrainState, folder: pathlib.Path) -> None:

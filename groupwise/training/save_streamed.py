@@ -6,11 +6,9 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-FILE_BYTES = 2 * 2**30
-"""Weights are written in files of about this size: so much is in memory at once."""
+from groupwise.training.tensor_files import write_files
 
 
 def save_streamed(model: Any, weights: Iterable[tuple[str, Tensor]], folder: pathlib.Path) -> None:
@@ -33,10 +31,9 @@ def _write(model: Any, stream: Iterator[tuple[str, Tensor]], folder: pathlib.Pat
         model.generation_config.save_pretrained(folder)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = ((n, t) for n, t in model.state_dict().items() if n not in parameters)
-    files: list[dict[str, int]] = []
-    for number, tensors in enumerate(_files(itertools.chain(stream, buffers))):
-        save_file(tensors, folder / f"{number}.part", metadata={"format": "pt"})
-        files.append({name: tensor.nbytes for name, tensor in tensors.items()})
+    whole = itertools.chain(stream, buffers)
+    on_cpu = ((name, tensor.detach().cpu()) for name, tensor in whole)
+    files = write_files(on_cpu, lambda number: folder / f"{number}.part")
     if len(files) == 1:
         (folder / "0.part").rename(folder / "model.safetensors")
         return
@@ -48,15 +45,3 @@ def _write(model: Any, stream: Iterator[tuple[str, Tensor]], folder: pathlib.Pat
     total = sum(sum(names.values()) for names in files)
     index = {"metadata": {"total_size": total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _files(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    tensors: dict[str, Tensor] = {}
-    size = 0
-    for name, weight in weights:
-        if tensors and size + weight.nbytes > FILE_BYTES:
-            yield tensors
-            tensors, size = {}, 0
-        tensors[name] = weight.detach().cpu().contiguous()
-        size += weight.nbytes
-    yield tensors

@@ -25,7 +25,7 @@ from groupwise.tracking.console import console
 from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder
 from groupwise.training.api import check_plan, make_state, write_results
-from groupwise.training.checkpoint import load_into
+from groupwise.training.checkpoint import load_into, save_model
 from groupwise.training.optim import Optimizer
 from groupwise.training.sampler import InOrder
 from groupwise.training.signals import StopRequest
@@ -265,7 +265,9 @@ class GRPOTrainer(Reporting):
                 read_weights(self.policy, run.path / "best")
             done = state.step >= self.config.steps
             status = "finished" if done else "stopped"
-            _, findings = write_results(run, state, training.evaluated, status)
+            _, findings = write_results(
+                run, state, training.evaluated, status, lambda folder: save_model(state, folder)
+            )
             print_findings(findings)
             console.print(f"look at it:  groupwise view {run.path}", highlight=False, markup=False)
         return self._output(training, began)

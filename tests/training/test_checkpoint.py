@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.errors import RunFolderError
-from groupwise.training import checkpoint
+from groupwise.training import tensor_files
 from groupwise.training.api import train
 from groupwise.training.checkpoint import newest_checkpoint
 from runs import digest, fingerprint, small_config
@@ -66,17 +66,17 @@ def test_resuming_past_a_damaged_checkpoint_gives_the_same_run(
 def test_a_full_disk_while_saving_keeps_the_checkpoint_before(
     finished: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = checkpoint.save_file, 0
+    original, calls = tensor_files.save_file, 0
 
-    def full(tensors: object, path: pathlib.Path) -> None:
+    def full(tensors: Any, path: pathlib.Path, **options: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(tensors, path)  # pyright: ignore[reportArgumentType]
+        original(tensors, path, **options)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(RunFolderError, match=r"No space left.*free some space"):
         train(small_config(), tmp_path / "run", quiet=True)
     monkeypatch.undo()
@@ -84,6 +84,34 @@ def test_a_full_disk_while_saving_keeps_the_checkpoint_before(
     assert folders == ["step-000002"]
     train(small_config(), tmp_path / "run", quiet=True)
     assert fingerprint(tmp_path / "run") == fingerprint(finished)
+
+
+def test_an_optimizer_in_several_files_goes_on_as_one_in_a_single_file(
+    finished: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 300_000)
+    train(small_config(), tmp_path / "run", quiet=True)
+    assert fingerprint(tmp_path / "run") == fingerprint(finished)
+    folder = tmp_path / "run" / "checkpoints" / "step-000004"
+    files = sorted(path.name for path in folder.glob("optimizer*"))
+    assert files[:2] == ["optimizer-part-00002.safetensors", "optimizer-part-00003.safetensors"]
+    assert files[-1] == "optimizer.safetensors"
+    shutil.rmtree(folder)
+    (tmp_path / "run" / "summary.json").unlink()
+    train(small_config(), tmp_path / "run", quiet=True)
+    assert fingerprint(tmp_path / "run") == fingerprint(finished)
+
+
+def test_the_final_model_is_the_last_checkpoints_and_changing_its_config_harms_none(
+    finished: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    train(small_config(), run, quiet=True)
+    last = run / "checkpoints" / "step-000004"
+    weights = [folder / "model.safetensors" for folder in (run / "model", last / "model")]
+    assert weights[0].samefile(weights[1])
+    (run / "model" / "config.json").write_text("{}")
+    assert newest_checkpoint(run / "checkpoints") == last
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(
