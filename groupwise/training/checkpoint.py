@@ -3,8 +3,8 @@
     checkpoints/step-000010/
       model/                  a Hugging Face folder, loadable anywhere; or the adapter alone
       optimizer.safetensors   moments (and fp32 masters) by parameter name; of N ranks each writes
-                              some of them: optimizer-00001-of-0000N.safetensors; more than a
-                              gigabyte goes on in ...-part-00002.safetensors and so on
+                              some of them: optimizer-00001-of-0000N.safetensors; more than half
+                              a gigabyte goes on in ...-part-00002.safetensors and so on
       reference.safetensors   only for a reference that cannot be made again
       state.json              step, data position, pending rollouts, settings, what is above
       manifest.json           size and SHA-256 of every file above
