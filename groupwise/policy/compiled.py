@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from groupwise.compat.torch_compile import any_number_of_rows
 from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
 
@@ -74,4 +75,4 @@ def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 @cache
 def compiled_forward(kind: type[nn.Module]) -> Any:
     """A layer's forward, for any number of rows and tokens: both differ at every step."""
-    return torch.compile(kind.forward, dynamic=True)
+    return torch.compile(kind.forward, dynamic=True, options=any_number_of_rows() or None)
