@@ -20,8 +20,14 @@ from functools import cache
 from typing import Any
 
 from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits, plain
-from groupwise.rewards.prose import concluded
-from groupwise.rewards.quantities import extract_number, is_date, read_quantity, same_quantity
+from groupwise.rewards.prose import concluded, is_hypothetical
+from groupwise.rewards.quantities import (
+    extract_number,
+    is_date,
+    read_quantity,
+    same_quantity,
+    with_decimal_point,
+)
 from groupwise.rewards.tags import tag_content
 
 __all__ = [
@@ -50,9 +56,24 @@ _JSON = re.compile(
     r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
     re.IGNORECASE,
 )
-_HOW_SURE = re.compile(r"[(,;][^(),;\n]{0,40}\b(?:sure|confiden|certain)[^()\n]{0,30}\)?[.\s]*$")
+_HOW_SURE = re.compile(
+    r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure|confiden|certain)"
+    r"[^()\n]{0,30}\)?[.\s]*$"
+)
+_NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
+    r"\b(?:might|may|could|some|people|many|others?|tempt(?:ed|ing)|someone|wrong|incorrect|naive)"
+    r"\b[^.!?\n]{0,40}$",
+    re.IGNORECASE,
+)
+_UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
 _EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
-_RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
+_RETRACTED = re.compile(
+    r"\b(?:edit|correction|sorry|misread|wait|actually|(?:this|that) is (?:incorrect|wrong))\b"
+    r".*[0-9]",
+    re.IGNORECASE | re.DOTALL,
+)
+_APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
+_BOLD_END = re.compile(r"(?<=[0-9%.])\*\*(?![0-9(])")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
@@ -113,7 +134,12 @@ def same_answer(given: str, truth: str) -> bool:
     given, truth = _unboxed(given).strip(), _unboxed(truth).strip()
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
+    exactly, _, roughly = (_APPROXIMATELY.sub("≈", given)).partition("≈")
+    if exactly and roughly and "≈" not in roughly:  # 1/6 ≈ 0.167
+        return same_answer(exactly, truth) or same_answer(roughly, truth)
     right, ours = read_quantity(truth), read_quantity(given)
+    if right is not None and ours is None:
+        ours = read_quantity(with_decimal_point(given))
     if right is not None and ours is not None:
         return same_quantity(ours, right)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
@@ -167,14 +193,26 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _after_saying_so(text: str) -> str | None:
-    matches = list(_SAYS.finditer(text))
+    matches = [match for match in _SAYS.finditer(text) if not _is_hypothetical(text, match)]
     if not matches:
         return None
-    rest = text[matches[-1].end() :].lstrip(" *:\n")
+    rest = _BOLD_END.sub("", text[matches[-1].end() :].lstrip(" *:\n"))
     end = _SENTENCE_END.search(rest)
     if end and _RETRACTED.search(rest, end.end()):
         return None
     return (rest[: end.start()] if end else rest).strip(" *_") or None
+
+
+def _is_hypothetical(text: str, said: re.Match[str]) -> bool:
+    """Whether "the answer is" belongs to what is not meant: "you might think the answer is 20"."""
+    before = text[max(said.start() - 120, 0) : said.start()]
+    before = before[max(before.rfind(end) for end in (". ", "\n", "? ", "! ")) + 1 :]
+    would = "would" in said[0].lower()
+    return bool(
+        _NOT_MEANT.search(before)
+        or (would and _UNDER_CONDITION.match(text, said.end()))
+        or (would and is_hypothetical(before + said[0]))
+    )
 
 
 def in_json(text: str) -> str | None:
@@ -188,7 +226,8 @@ def _in_prose(text: str) -> str | None:
     only number (`x < 7`, "not 7") must not be left out."""
     number, text = concluded(_HOW_SURE.sub("", text)), text.strip()
     short = len(text) <= SHORT and text.isascii() and not _MORE_THAN_WORDS.search(text)
-    if short and len(_NUMBER.findall(text)) == 1 and read_quantity(text.rstrip("!")) is None:
+    bare = text.replace("**", "").rstrip("!")
+    if short and len(_NUMBER.findall(text)) == 1 and read_quantity(bare) is None:
         return None
     return number
 

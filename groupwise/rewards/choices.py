@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
 from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits
-from groupwise.rewards.prose import concluded, hesitates
+from groupwise.rewards.prose import concluded, hesitates, without_hypotheses
+from groupwise.rewards.quantities import read_quantity
 from groupwise.rewards.statements import denied, stated
 
 LETTERS = "ABCDEFGHIJ"
@@ -18,12 +19,12 @@ LETTERS = "ABCDEFGHIJ"
 _LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =)"
 _GOES_ON = r"(?!\)? ?\?| (?!instead|rather|because|since|with|as |not )[a-z])"
 _SAYS = re.compile(
-    r"(?:\b(?:answer|ans|option|choice|(?:right|correct) one|antwort|réponse|respuesta|risposta"
-    r"|resposta)\b|答案|正解|选项?|選|정답|ответ)[ \t]{0,3}"
+    r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
+    r"|risposta|resposta)\b|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
     r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?"
     r"(?:is|are|(?:will|should|must|would) be|ist|est|es|è|é|是|は|은)?[ \t]{0,3}"
     r"(?:la )?(?:opción |opzione |opção )?"
-    rf"(?:option|choice)?[\s:=,.\-–—>(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
+    rf"(?:option|choice)?[\s:=,.\-–—>→(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )
 _SAID = re.compile(
@@ -73,7 +74,12 @@ _TAKEN_BACK = re.compile(
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 _NUMBERS = ("one", "two", "three", "four", "five")
 _MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
-_TICKED = re.compile(r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])")
+_TICKED = re.compile(
+    r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
+)
+_NOT_THAT = re.compile(
+    r"\b(?:than|after|before|from|since|not|nor|or|and|isn't|except|but)(?: the| a| an)? *$"
+)
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 
 # The letter first, then reasons; a list of the options is none.
@@ -106,13 +112,13 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
     tail = "\n" + _STRUCK_OUT.sub("", text[-TAIL:]).strip().replace("**", "")
-    marks, ticked = _MARKED.findall(tail), _TICKED.findall(tail)
+    marks, ticked = _MARKED.findall(tail), [one or other for one, other in _TICKED.findall(tail)]
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
     if hesitates(tail):
         return None
-    tail = "\n" + tail.strip(" \n✅✓✔")
+    tail = "\n" + without_hypotheses(tail).strip(" \n✅✓✔")
     denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}
     statements = [
         (match.start(match.lastindex or 0), match[match.lastindex or 0].upper())
@@ -134,6 +140,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option whose words or number a text without a letter ends on."""
     sentence = _last_sentence(tail.strip()[-LIMIT:].casefold())
+    if (last := _ending(sentence, options)) is not None:
+        return last
     in_words = _mentioned(sentence, options)
     if in_words and not any(map(str.isdigit, sentence)):
         return in_words
@@ -157,6 +165,20 @@ def _by_place(text: str, count: int) -> int | None:
 
 def _last_sentence(text: str) -> str:
     return re.split(r"\n|[.!?]\s", text)[-1]
+
+
+def _ending(sentence: str, options: Sequence[str]) -> str | None:
+    """The option that is no number and with whose words, or formula, a sentence ends."""
+    longest, last = 1, None
+    for letter, option in zip(LETTERS, options, strict=False):
+        text = "".join(option.casefold().split())
+        if len(text) <= longest or len(text) > 60 or read_quantity(option) is not None:
+            continue
+        spaced = r" ?".join(map(re.escape, text))
+        match = re.search(rf"(?<![\w+*/^.,-])(?<![+*/^-] ){spaced}[.*$ ]*$", sentence)
+        if match and not _NOT_THAT.search(sentence[: match.start()]):
+            longest, last = len(text), letter
+    return last
 
 
 def _mentioned(sentence: str, options: Sequence[str]) -> str | None:

@@ -126,7 +126,10 @@ _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
 )
 _COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
-    r"(?<![0-9.,(])([0-9]{1,15}),(?=[0-9]{1,2} ?(?:€|%|(?:kg|g|km|m|cm|mm|l|ml|euros?|Euros?)\b))"
+    r"(?<![0-9.,({\[])([0-9]{1,15}),(?=[0-9]{1,2}(?![0-9,)}\]]))"
+)
+_THOUSANDS = re.compile(  # of euros, which have two decimals at most: 1.250 €, 12 000 euros
+    r"(?<![0-9.,])([0-9]{1,3})[. ]([0-9]{3})(?:[. ]([0-9]{3}))?(?= ?(?:€|[Ee]uros?\b))"
 )
 _BEHIND = re.compile(
     r" ?%|\^\{?-?[0-9]{1,4}\}?"
@@ -176,7 +179,7 @@ def read_quantity(text: str) -> Quantity | None:
     text = _REPEATING.sub(_repeated, text)
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
-    text = _PRICE.sub(r"\1\2.", _NEGATED.sub(r"-\1", text))
+    text = _PRICE.sub(r"\1\2.", _NEGATED.sub(r"-\1", _THOUSANDS.sub(_joined, text)))
     right = _right_side(" ".join(text.split()))
     if right is None:
         return None
@@ -190,6 +193,15 @@ def read_quantity(text: str) -> Quantity | None:
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
+
+
+def with_decimal_point(text: str) -> str:
+    """with_decimal_point("3,5") == "3.5": what no English number can be, but a European one is."""
+    return _COMMA.sub(r"\1.", text)
+
+
+def _joined(match: re.Match[str]) -> str:
+    return "".join(filter(None, match.groups()))
 
 
 def _repeated(match: re.Match[str]) -> str:
@@ -216,7 +228,7 @@ def last_number(text: str) -> str | None:
 
     None where the words around it say that it is not the answer.
     """
-    text = _COMMA.sub(r"\1.", without_afterthought(text))
+    text = _COMMA.sub(r"\1.", _THOUSANDS.sub(_joined, without_afterthought(text)))
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
     spans = [match.span() for match in _IN_PROSE.finditer(text)]

@@ -15,13 +15,14 @@ _CORRECTION = re.compile(
     re.DOTALL,
 )
 _AFTERTHOUGHT = re.compile(
-    r",? ?\(?\b(?:and not|not|instead of|rather than) (?:the )?\(?"
-    r"[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
+    r",? ?\(?\b(?:and not|y no|und nicht|et non(?: pas)?|not|instead of|rather than) (?:the )?\(?"
+    r"(?:[A-Z]\) ?)?[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
 )
 _NOTE = re.compile(
     r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
     r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
-    r"|(?:as (?:of|computed|shown|found|in)|according to|confidence|see|cf\.?|\|)(?: |:).{0,120}"
+    r"|(?:as (?:of|computed|shown|found|in)|according to|compared (?:to|with)|confidence|see|cf\.?"
+    r"|\|)(?: |:).{0,120}"
     r"|(?:i\.e\b|that is|which (?:is|leaves|means|makes)|(?:or )?equivalently)"
     r"(?!.{0,80}\b(?:not|wrong|incorrect)\b).{0,80}"
     r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"

@@ -22,6 +22,16 @@ CONCLUDED = [
     ("The movie lasts 1 hour and 30 minutes.", "90 minutes"),
     ("The ratio of boys to girls is 3 to 4.", "3:4"),
     ("x = 3 makes it zero, so there is no solution.", "no solution"),
+    ("He pays $64. Without the discount it would have been $80.", "$64"),
+    ("He has 13 cards left after giving 5 to Ann and 2 to Ben.", "13"),
+    ("Ben has 13 more cards than Al, who has 25.", "13"),
+    ("He was 14 years old when the club was founded in 1998.", "14"),
+    ("There are 13 weeks in 91 days.", "13 weeks"),
+    ("Die Antwort lautet 3,5 Liter.", "3.5 Liter"),
+    ("Am Ende hat sie 1.250 € gespart.", "1250"),
+    ("He has 3 boxes of 4, that makes twelve.", "twelve"),
+    ("It's either 12 or 15, depending on the first day.", None),
+    ("I can't solve this without the price. You mention 60 dollars.", None),
     ("It is 9 or 11, I can't decide.", None),
     ("There is not enough information. We only know that there are 30 balls.", None),
     ("Is 18 the number in your book?", None),
@@ -36,6 +46,22 @@ def test_what_a_text_concludes(text: str, number: str | None) -> None:
     assert concluded(text) == number
 
 
+def test_what_others_would_answer_is_not_the_answer() -> None:
+    text = "You might think the answer is 20, but the first day is free, so she pays 18 dollars."
+    assert correct(text, "18") and not correct(text, "20")
+    text = "The final answer would be 45 if Sunday counted, but it does not, so it is 40."
+    assert correct(text, "40") and not correct(text, "45")
+    assert correct("If every child gets two, the answer would be 18.", "18")
+    assert correct("The total is $88. If tax were ignored, the answer would be 80.", "88")
+
+
+def test_a_decimal_comma_is_read_where_the_truth_is_one_number() -> None:
+    assert correct("\\boxed{3,5}", "3.5") and not correct("\\boxed{3,5}", "35")
+    assert not correct("\\boxed{3,500}", "3.5")
+    assert correct("So $P = 1/6 \\approx 0.167$", "1/6")
+    assert correct("So $P = 1/6 \\approx 0.167$", "0.167")
+
+
 def test_units_that_contradict_the_truth_are_wrong_and_others_are_converted() -> None:
     assert correct("The trip takes 1.5 hours.", "90 minutes")
     assert not correct("The trip takes 90 hours.", "90 minutes")
@@ -46,7 +72,10 @@ def test_units_that_contradict_the_truth_are_wrong_and_others_are_converted() ->
 HOSTILE = (
     "(", "() ", "a and ", "wait ", "since ", ", as", "a dozen and ", "A ✓ ", "~~", "1 hour and ",
     "x > ", "1,2 ", " (1) ", "answer is ", "A: 5 ", "the second option ", "٣½⁴", "\\boxed{1} or ",
-    "not A, but ", ". ", "?!.", "isn't 1, a, but ", "3 : ",
+    "not A, but ", ". ", "?!.", "isn't 1, a, but ", "3 : ", "without ", "1.000 ",
+    " after being", ", who ", "might say but ", "either 1 or ", "9 in 9 ", "e.g.", "≈ 1 ", "1,5",
+    " when it is in 19", "\nA) <-", "1 000 ", "total a has ", "can't solve ",
+    "the answer would be if ", "if it were would ",
 )  # fmt: skip
 
 
@@ -57,6 +86,15 @@ def test_repetition_takes_no_time(part: str) -> None:
     correct(text, "7")
     choices.chosen(text, ["1", "2", "3", "4", "5"])
     assert time.process_time() - began < 2.0
+
+
+def test_an_option_that_is_no_number_is_chosen_by_what_the_text_ends_with() -> None:
+    formulas = ["x+3", "x-3", "2x+3", "2x-3", "3-x"]
+    assert choices.chosen("Simplifying, we are left with 2x - 3.", formulas) == "D"
+    days = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"]
+    assert choices.chosen("2 days on from Monday we land on a Wednesday.", days) == "C"
+    assert choices.chosen("It falls on Thursday, one day later than Wednesday.", days) != "C"
+    assert choices.chosen("A) x+3\nB) x-3  <-- correct\nC) 2x+3", formulas) == "B"
 
 
 def test_a_place_counts_only_where_it_is_the_choice() -> None:

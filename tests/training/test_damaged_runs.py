@@ -293,13 +293,13 @@ def test_a_signal_before_training_begins_ends_the_run_at_once(
 def test_a_save_that_is_interrupted_leaves_nothing_half(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from groupwise.training import checkpoint
+    from groupwise.training import tensor_files
 
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     shutil.rmtree(run / "checkpoints" / "step-000004")
-    monkeypatch.setattr(checkpoint, "save_file", interrupted)
+    monkeypatch.setattr(tensor_files, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(CONFIG, run, quiet=True)
     names = {path.name for path in (run / "checkpoints").iterdir()}

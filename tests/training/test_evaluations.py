@@ -121,7 +121,7 @@ MOMENTS = [
     ("groupwise.training.evaluations:Evaluation", 2),
     ("groupwise.training.evaluations:remove", 1),
     ("groupwise.tracking.run:RunFolder.log_metrics", 4),
-    ("groupwise.training.checkpoint:save_file", 2),
+    ("groupwise.training.tensor_files:save_file", 2),
 ]
 
 

@@ -122,7 +122,7 @@ MOMENTS = [
     ("groupwise.training.update:policy_loss", 5),
     ("groupwise.training.collect:sample_group", 20),
     ("groupwise.training.collect:score_groups", 9),
-    ("groupwise.training.checkpoint:save_file", 2),
+    ("groupwise.training.tensor_files:save_file", 2),
     ("groupwise.tracking.run:RunFolder.log_metrics", 7),
     ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.in_flight:recent_tokens", 60),

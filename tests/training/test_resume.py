@@ -27,7 +27,7 @@ CONFIG = small_config("steps=5", *STATEFUL, "eval.problems=2", "eval.k=1")
 MOMENTS = [
     ("groupwise.training.collect:sample_group", 10),
     ("groupwise.training.update:policy_loss", 7),
-    ("groupwise.training.checkpoint:save_file", 2),
+    ("groupwise.training.tensor_files:save_file", 2),
     ("groupwise.tracking.run:RunFolder.log_metrics", 3),
     ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.api:model_card", 1),

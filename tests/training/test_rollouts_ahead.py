@@ -248,7 +248,7 @@ def test_a_run_can_be_repeated_bit_for_bit(
 MOMENTS = [
     ("groupwise.training.update:policy_loss", 5),
     ("groupwise.training.collect:sample_group", 20),
-    ("groupwise.training.checkpoint:save_file", 2),
+    ("groupwise.training.tensor_files:save_file", 2),
     ("groupwise.training.collect:score_groups", 5),
     ("groupwise.training.step:annotate", 5),
     ("groupwise.tracking.run:RunFolder.log_metrics", 7),
