@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from groupwise.errors import RunFolderError
 from groupwise.training import tensor_files
 from groupwise.training.api import train
-from groupwise.training.checkpoint import newest_checkpoint
+from groupwise.training.checkpoint import SavedTensors, newest_checkpoint
 from runs import digest, fingerprint, small_config
 
 
@@ -86,32 +87,32 @@ def test_a_full_disk_while_saving_keeps_the_checkpoint_before(
     assert fingerprint(tmp_path / "run") == fingerprint(finished)
 
 
-def test_an_optimizer_in_several_files_goes_on_as_one_in_a_single_file(
+def test_an_optimizer_in_several_files_is_the_one_in_a_single_file(
     finished: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = unfinished_copy(finished, tmp_path / "run")
+    folder = run / "checkpoints" / "step-000004"
+    whole = load_file(folder / "optimizer.safetensors")
+    shutil.rmtree(folder)
     monkeypatch.setattr(tensor_files, "FILE_BYTES", 300_000)
-    train(small_config(), tmp_path / "run", quiet=True)
-    assert fingerprint(tmp_path / "run") == fingerprint(finished)
-    folder = tmp_path / "run" / "checkpoints" / "step-000004"
+    train(small_config(), run, quiet=True)
+    assert fingerprint(run) == fingerprint(finished)
     files = sorted(path.name for path in folder.glob("optimizer*"))
     assert files[:2] == ["optimizer-part-00002.safetensors", "optimizer-part-00003.safetensors"]
     assert files[-1] == "optimizer.safetensors"
-    shutil.rmtree(folder)
-    (tmp_path / "run" / "summary.json").unlink()
-    train(small_config(), tmp_path / "run", quiet=True)
-    assert fingerprint(tmp_path / "run") == fingerprint(finished)
+    saved = SavedTensors(folder.glob("optimizer*"))
+    assert set(saved) == set(whole) and all(torch.equal(saved[n], whole[n]) for n in whole)
+    assert newest_checkpoint(run / "checkpoints") == folder
 
 
-def test_the_final_model_is_the_last_checkpoints_and_changing_its_config_harms_none(
-    finished: pathlib.Path, tmp_path: pathlib.Path
+def test_the_final_model_has_the_last_checkpoints_weights_and_files_of_its_own(
+    finished: pathlib.Path,
 ) -> None:
-    run = tmp_path / "run"
-    train(small_config(), run, quiet=True)
-    last = run / "checkpoints" / "step-000004"
-    weights = [folder / "model.safetensors" for folder in (run / "model", last / "model")]
-    assert weights[0].samefile(weights[1])
-    (run / "model" / "config.json").write_text("{}")
-    assert newest_checkpoint(run / "checkpoints") == last
+    model, last = finished / "model", finished / "checkpoints" / "step-000004" / "model"
+    assert (model / "model.safetensors").samefile(last / "model.safetensors")
+    for path in last.iterdir():
+        assert (model / path.name).read_bytes() == path.read_bytes()
+        assert path.suffix == ".safetensors" or not (model / path.name).samefile(path)
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(

@@ -74,7 +74,7 @@ def killed_when_replacing(name: str, folder: pathlib.Path) -> None:
         "metrics.jsonl.new",
         "findings.jsonl.new",
         "before.jsonl.new",
-        "best.new",
+        pytest.param("best.new", marks=pytest.mark.slow),
         "step-000001.jsonl.gz.new",
         "step-000001.new",
     ],

@@ -25,9 +25,9 @@ CONFIG = small_config("steps=5", *STATEFUL, "eval.problems=2", "eval.k=1")
 # (function, which call of it): the moment of death, counted within one process. The first few run
 # in the fast lane, all of them in the slow one.
 MOMENTS = [
-    ("groupwise.training.collect:sample_group", 10),
     ("groupwise.training.update:policy_loss", 7),
     ("groupwise.training.tensor_files:save_file", 2),
+    ("groupwise.training.collect:sample_group", 10),
     ("groupwise.tracking.run:RunFolder.log_metrics", 3),
     ("groupwise.tracking.whole:_sync_folder", 9),
     ("groupwise.training.api:model_card", 1),

@@ -24,6 +24,7 @@ def run(folder: pathlib.Path, *overrides: str) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ahead_every_engine_gives_the_weights_of_every_other(tmp_path: pathlib.Path) -> None:
     native = run(tmp_path / "native", "timing.kind=ahead", "engine.kind=native")
     slower = run(tmp_path / "transformers", "timing.kind=ahead", "engine.kind=transformers")
