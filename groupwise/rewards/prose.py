@@ -26,7 +26,7 @@ _AFTER = re.compile(
     re.IGNORECASE,
 )
 _UNDECIDED = re.compile(
-    r"\b(?:can(?:no|')t|could(?:n't| not)|impossible to|unable to|not possible to)"
+    r"\b(?:can(?:no|')t|could(?:n't| not)|impossible to|(?:unable|not able|not possible) to)"
     r" (?:be (?:determined|known|answered)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain|enough information)\b|\bI (?:don't|do not) know\b"
     r"|\bneed (?:some )?more information\b|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b"
@@ -46,7 +46,9 @@ _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
     re.IGNORECASE | re.DOTALL,
 )
-_EITHER = re.compile(r"\beither\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]", re.IGNORECASE)
+_EITHER = re.compile(
+    r"\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]", re.IGNORECASE
+)
 _REFUSES = re.compile(
     r"\b(?:can't|cannot|unable to) (?:solve|determine|answer|compute|calculate|work)\b"
     r"[^.]{0,40}\b(?:without|unless)\b",
@@ -59,7 +61,7 @@ _CLAUSE = re.compile(  # what explains or compares the number before it
     r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|car|parce que|weil|denn"
     r"|perché|poiché|omdat|eftersom)\b.*$"
     r"|(?<=[0-9] )(?P<noun>[a-z]{1,20}) in [0-9]{1,6} [a-z]{1,20}\W{0,5}$"
-    r"|, (?:as|which is (?:still |well |just )?"
+    r"|, (?:as|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?"
     r"(?:below|above|less|more|under|over|within|between))\b.*$"
     r"|,? compared (?:to|with)\b.*$|, (?:whos?e?|of which)\b(?!.*\b(?:leav|so|left)).*$"
     r"| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has|have|had|is|are|remain|left|leav))).*$"
@@ -68,6 +70,10 @@ _CLAUSE = re.compile(  # what explains or compares the number before it
     r"| ?\([^()]*\)\W{0,5}$",
     re.IGNORECASE,
 )
+_RESULT = re.compile(
+    r"= ?[$€£*]{0,3}([0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?)(?![0-9]| ?[\\/·×*^+−-]| [0-9])"
+)
+_NUMERAL = re.compile(r"(?<![0-9.,^])[0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?(?![0-9])")
 _WORD = re.compile(r"\w")
 _DIGIT = re.compile(r"[0-9]")
 _RATIO_IN_WORDS = re.compile(r"\b([0-9]{1,6}) to ([0-9]{1,6})(?=\W{0,3}$)")
@@ -114,8 +120,34 @@ def concluded(text: str) -> str | None:
             before = sentence[: sentence.lower().rfind(spelled.split()[0])]
             return None if denied_in_text(before[-40:], "") else spelled
         if _DIGIT.search(sentence):
-            return last_number(sentence)
+            return last_number(_until_result(sentence, text[: text.rfind(sentence)]))
     return None
+
+
+def _until_result(sentence: str, before: str) -> str:
+    """The sentence up to the last result before it, where what follows was given earlier.
+
+    "4 * 6 = 24 eggs. So he needs 24 eggs for 4 cakes." The 4 is no answer: the text had it before
+    it had its last result, which the sentence repeats.
+    """
+    results = list(_RESULT.finditer(before))
+    numbers = list(_NUMERAL.finditer(sentence))
+    if not results or not numbers:
+        return sentence
+    given = {_digits(match[0]) for match in _NUMERAL.finditer(before, 0, results[-1].start())}
+    result = _digits(results[-1][1])
+    places = [n for n, match in enumerate(numbers) if _digits(match[0]) == result]
+    if not places or places[-1] == len(numbers) - 1 or "=" in sentence[numbers[places[-1]].end() :]:
+        return sentence
+    behind = numbers[places[-1] + 1 :]
+    if not all(_digits(match[0]) in given for match in behind):
+        return sentence
+    return sentence[: behind[0].start()]
+
+
+def _digits(number: str) -> str:
+    number = number.replace(",", "")
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def _without_clause(sentence: str) -> str:

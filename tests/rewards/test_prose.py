@@ -27,6 +27,8 @@ CONCLUDED = [
     ("Ben has 13 more cards than Al, who has 25.", "13"),
     ("He was 14 years old when the club was founded in 1998.", "14"),
     ("There are 13 weeks in 91 days.", "13 weeks"),
+    ("4 * 6 = 24 eggs. So he needs 24 eggs for 4 cakes.", "24"),
+    ("There are 14 + 16 = 30 students. So the 30 students eat 60 apples.", "60"),
     ("Die Antwort lautet 3,5 Liter.", "3.5 Liter"),
     ("Am Ende hat sie 1.250 € gespart.", "1250"),
     ("He has 3 boxes of 4, that makes twelve.", "twelve"),
@@ -74,7 +76,7 @@ HOSTILE = (
     "x > ", "1,2 ", " (1) ", "answer is ", "A: 5 ", "the second option ", "٣½⁴", "\\boxed{1} or ",
     "not A, but ", ". ", "?!.", "isn't 1, a, but ", "3 : ", "without ", "1.000 ",
     " after being", ", who ", "might say but ", "either 1 or ", "9 in 9 ", "e.g.", "≈ 1 ", "1,5",
-    " when it is in 19", "\nA) <-", "1 000 ", "total a has ", "can't solve ",
+    " when it is in 19", "\nA) <-", "1 000 ", "total a has ", "can't solve ", "= 1 ", "= 1. 1 ",
     "the answer would be if ", "if it were would ",
 )  # fmt: skip
 
