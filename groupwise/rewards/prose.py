@@ -39,7 +39,7 @@ _HESITATES = re.compile(
     re.IGNORECASE,
 )
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
-    r"[\W_]*(?:note that |of course,? |but )?"
+    r"[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?"
     r"(?:(?:without|had|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included)"
     r"|if\b.{0,80}n't)\b.*\bwould\b"
     r"|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object|argue|claim|guess)\b"
@@ -54,6 +54,7 @@ _REFUSES = re.compile(
     r"[^.]{0,40}\b(?:without|unless)\b",
     re.IGNORECASE,
 )
+_TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
 _NO_SOLUTION = re.compile(
     r"\bno (?:real |integer )?solutions?\b(?! (?:other|but|except))", re.IGNORECASE
 )
@@ -71,7 +72,8 @@ _CLAUSE = re.compile(  # what explains or compares the number before it
     re.IGNORECASE,
 )
 _RESULT = re.compile(
-    r"= ?[$€£*]{0,3}([0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?)(?![0-9]| ?[\\/·×*^+−-]| [0-9])"
+    r"(?:=|\bequals|\bwhich (?:is|gives|makes)) ?[$€£*]{0,3}"
+    r"([0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?)(?![0-9]| ?[\\/·×*^+−-]| [0-9])"
 )
 _NUMERAL = re.compile(r"(?<![0-9.,^])[0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?(?![0-9])")
 _WORD = re.compile(r"\w")
@@ -106,7 +108,7 @@ def concluded(text: str) -> str | None:
         return None
     if _EITHER.search(sentences[-1]) or any(map(_REFUSES.search, sentences)):
         return None
-    if "not enough information" in " ".join(sentences[-2:]).lower():
+    if _TOO_LITTLE.search(" ".join(sentences[-3:])):
         return None
     if _NO_SOLUTION.search(sentences[-1]):
         return "no solution"
