@@ -10,6 +10,9 @@ from torch import Tensor
 
 from groupwise.training.tensor_files import write_files
 
+FILE_BYTES = 2**30
+"""Of a model's files, of which several are in memory at once."""
+
 
 def save_streamed(model: Any, weights: Iterable[tuple[str, Tensor]], folder: pathlib.Path) -> None:
     """What `model.save_pretrained(folder)` writes, with weights that the model does not have.
@@ -33,7 +36,7 @@ def _write(model: Any, stream: Iterator[tuple[str, Tensor]], folder: pathlib.Pat
     buffers = ((n, t) for n, t in model.state_dict().items() if n not in parameters)
     whole = itertools.chain(stream, buffers)
     on_cpu = ((name, tensor.detach().cpu()) for name, tensor in whole)
-    files = write_files(on_cpu, lambda number: folder / f"{number}.part")
+    files = write_files(on_cpu, lambda number: folder / f"{number}.part", FILE_BYTES)
     if len(files) == 1:
         (folder / "0.part").rename(folder / "model.safetensors")
         return

@@ -15,14 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FILE_BYTES = 2**29
-"""A file holds about so much, or one tensor that is larger."""
+"""A file holds about so much if nothing else is asked for, or one tensor that is larger."""
 WRITERS = min(8, os.cpu_count() or 1)
 """Files that are written, or read, at once. A GPU's tensors take FILE_BYTES of memory in each."""
 _ALIGNED = 64
 
 
 def write_files(
-    tensors: Iterable[tuple[str, Tensor]], path_of: Callable[[int], pathlib.Path]
+    tensors: Iterable[tuple[str, Tensor]],
+    path_of: Callable[[int], pathlib.Path],
+    file_bytes: int | None = None,
 ) -> list[dict[str, int]]:
     """Write them to `path_of(0)`, `path_of(1)`, ...; the bytes of each file's tensors by name.
 
@@ -36,7 +38,7 @@ def write_files(
         buffers.put(torch.empty(0, dtype=torch.uint8))
     try:
         with ThreadPoolExecutor(WRITERS, "writer") as pool:
-            for number, part in enumerate(_parts(stream)):
+            for number, part in enumerate(_parts(stream, file_bytes or FILE_BYTES)):
                 buffer = buffers.get()  # waits until a writer is free
                 if any(job.done() and job.exception() for job in jobs):
                     break
@@ -50,12 +52,12 @@ def write_files(
     return written
 
 
-def _parts(stream: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def _parts(stream: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[dict[str, Tensor]]:
     """At least one, which may be empty."""
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in stream:
-        if part and size + tensor.nbytes > FILE_BYTES:
+        if part and size + tensor.nbytes > limit:
             yield part
             part, size = {}, 0
         part[name] = tensor.detach()
