@@ -53,7 +53,7 @@ def test_the_neuron_recipe_is_the_gpu_reference() -> None:
     assert load_recipe("neuron") == load_recipe("qwen_gpu")  # so one of them is trained below
 
 
-FAST = ("demo", "preference")
+FAST = ("demo",)
 """Trained in the fast lane: with rules, and with a learned reward."""
 
 

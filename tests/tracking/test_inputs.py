@@ -19,6 +19,7 @@ def write_problems(path: pathlib.Path, answer: str) -> None:
     path.write_text("".join(f'{{"prompt": "{i}+{i}=", "answer": "{answer}"}}\n' for i in range(40)))
 
 
+@pytest.mark.slow
 def test_a_data_file_that_changed_is_named_when_the_run_goes_on(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,7 @@ def test_objects_from_python_do_what_names_do(folder: pathlib.Path) -> None:
     assert tracker.rewards == rewards and tracker.closed
 
 
+@pytest.mark.slow
 def test_the_whole_state_of_an_optimizer_from_python_is_resumed(folder: pathlib.Path) -> None:
     """NAdam keeps a running product of its own beside the moments that AdamW has."""
 

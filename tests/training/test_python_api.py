@@ -47,6 +47,7 @@ def test_the_signature_is_there_to_be_read() -> None:
     assert "steps=20" in (groupwise.train.__doc__ or "")
 
 
+@pytest.mark.slow
 def test_a_recipe_by_name_with_settings_by_keyword(tmp_path: pathlib.Path) -> None:
     seen: list[int] = []
     small = small_config().model_dump(mode="json")
