@@ -54,7 +54,7 @@ def test_the_neuron_recipe_is_the_gpu_reference() -> None:
 
 
 FAST = ("demo",)
-"""Trained in the fast lane: with rules, and with a learned reward."""
+"""Trained in the fast lane; the others are in the slow one."""
 
 
 @pytest.mark.parametrize(
