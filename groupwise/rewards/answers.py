@@ -24,6 +24,7 @@ from groupwise.rewards.prose import concluded, is_hypothetical
 from groupwise.rewards.quantities import (
     extract_number,
     is_date,
+    is_rounded,
     read_quantity,
     same_quantity,
     with_decimal_point,
@@ -61,17 +62,15 @@ _HOW_SURE = re.compile(
     r"[^()\n]{0,30}\)?[.\s]*$"
 )
 _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
-    r"\b(?:might|may|could|some|people|many|others?|tempt(?:ed|ing)|someone|wrong|incorrect|naive)"
+    r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
+    r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|tempt(?:ed|ing)|wrong|incorrect|naive)"
     r"\b[^.!?\n]{0,40}$",
     re.IGNORECASE,
 )
 _UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
 _EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
-_RETRACTED = re.compile(
-    r"\b(?:edit|correction|sorry|misread|wait|actually|(?:this|that) is (?:incorrect|wrong))\b"
-    r".*[0-9]",
-    re.IGNORECASE | re.DOTALL,
-)
+_RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
+_DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _BOLD_END = re.compile(r"(?<=[0-9%.])\*\*(?![0-9(])")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
@@ -134,8 +133,8 @@ def same_answer(given: str, truth: str) -> bool:
     given, truth = _unboxed(given).strip(), _unboxed(truth).strip()
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
-    exactly, _, roughly = (_APPROXIMATELY.sub("≈", given)).partition("≈")
-    if exactly and roughly and "≈" not in roughly:  # 1/6 ≈ 0.167
+    exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
+    if is_rounded(exactly, roughly):  # 1/6 ≈ 0.167
         return same_answer(exactly, truth) or same_answer(roughly, truth)
     right, ours = read_quantity(truth), read_quantity(given)
     if right is not None and ours is None:
@@ -198,7 +197,7 @@ def _after_saying_so(text: str) -> str | None:
         return None
     rest = _BOLD_END.sub("", text[matches[-1].end() :].lstrip(" *:\n"))
     end = _SENTENCE_END.search(rest)
-    if end and _RETRACTED.search(rest, end.end()):
+    if end and (_RETRACTED.search(rest, end.end()) or _DENIED_NEXT.match(rest, end.end())):
         return None
     return (rest[: end.start()] if end else rest).strip(" *_") or None
 

@@ -131,6 +131,7 @@ _COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
 _THOUSANDS = re.compile(  # of euros, which have two decimals at most: 1.250 €, 12 000 euros
     r"(?<![0-9.,])([0-9]{1,3})[. ]([0-9]{3})(?:[. ]([0-9]{3}))?(?= ?(?:€|[Ee]uros?\b))"
 )
+_DECIMALS = re.compile(r"\.([0-9]{1,20})")
 _BEHIND = re.compile(
     r" ?%|\^\{?-?[0-9]{1,4}\}?"
     r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
@@ -255,6 +256,15 @@ def _measured(after: str) -> str:
     match = _BEHIND.match(after)
     word = (match["word"] or "").lower() if match else ""
     return match[0] if match and (not word or word in _UNITS or word in SCALES) else ""
+
+
+def is_rounded(exactly: str, roughly: str) -> bool:
+    """Whether both are one number, the second rounded: two different ones would be two answers."""
+    exact, rough = read_quantity(exactly), read_quantity(roughly)
+    if exact is None or rough is None:
+        return False
+    decimals = len(match[1]) if (match := _DECIMALS.search(roughly)) else 0
+    return abs(exact.value - rough.value) <= Fraction(1, 2 * 10**decimals)
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:

@@ -62,6 +62,7 @@ def test_a_decimal_comma_is_read_where_the_truth_is_one_number() -> None:
     assert not correct("\\boxed{3,500}", "3.5")
     assert correct("So $P = 1/6 \\approx 0.167$", "1/6")
     assert correct("So $P = 1/6 \\approx 0.167$", "0.167")
+    assert not correct("\\boxed{17 \\approx 18}", "17")  # two answers
 
 
 def test_units_that_contradict_the_truth_are_wrong_and_others_are_converted() -> None:
