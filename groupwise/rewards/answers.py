@@ -192,7 +192,7 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _after_saying_so(text: str) -> str | None:
-    matches = [match for match in _SAYS.finditer(text) if not _is_hypothetical(text, match)]
+    matches = [match for match in _SAYS.finditer(text) if not _is_not_meant(text, match)]
     if not matches:
         return None
     rest = _BOLD_END.sub("", text[matches[-1].end() :].lstrip(" *:\n"))
@@ -202,7 +202,7 @@ def _after_saying_so(text: str) -> str | None:
     return (rest[: end.start()] if end else rest).strip(" *_") or None
 
 
-def _is_hypothetical(text: str, said: re.Match[str]) -> bool:
+def _is_not_meant(text: str, said: re.Match[str]) -> bool:
     """Whether "the answer is" belongs to what is not meant: "you might think the answer is 20"."""
     before = text[max(said.start() - 120, 0) : said.start()]
     before = before[max(before.rfind(end) for end in (". ", "\n", "? ", "! ")) + 1 :]

@@ -28,7 +28,7 @@ _AFTER = re.compile(
 _UNDECIDED = re.compile(
     r"\b(?:can(?:no|')t|could(?:n't| not)|impossible to|(?:unable|not able|not possible) to)"
     r" (?:be (?:determined|known|answered)|determine|decide|tell|say|know|help|answer|solve|give)\b"
-    r"|\bnot (?:sure|certain|enough information)\b|\bI (?:don't|do not) know\b"
+    r"|\bnot (?:sure|certain)\b|\bI (?:don't|do not) know\b"
     r"|\bneed (?:some )?more information\b|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b"
     r"|\bno se puede\b|无法确定|不能确定",
     re.IGNORECASE,
@@ -122,7 +122,7 @@ def concluded(text: str) -> str | None:
             before = sentence[: sentence.lower().rfind(spelled.split()[0])]
             return None if denied_in_text(before[-40:], "") else spelled
         if _DIGIT.search(sentence):
-            return last_number(_until_result(sentence, text[: text.rfind(sentence)]))
+            return last_number(_until_result(sentence, text.rpartition(sentence)[0]))
     return None
 
 

@@ -102,8 +102,7 @@ def _write_optimizer(tensors: Mapping[str, Tensor], folder: pathlib.Path, world:
         problem = why_not_written(error)
         if problem is None:
             raise
-    problems = world.gather(problem)
-    first = next(filter(None, problems), None)
+    first = next(filter(None, world.gather(problem)), None)
     if first is not None:
         raise OSError(first) if world.first else RunFolderError(first)
 

@@ -29,6 +29,7 @@ CONCLUDED = [
     ("There are 13 weeks in 91 days.", "13 weeks"),
     ("4 * 6 = 24 eggs. So he needs 24 eggs for 4 cakes.", "24"),
     ("There are 14 + 16 = 30 students. So the 30 students eat 60 apples.", "60"),
+    ("The sum is 3 + 4 = 7. The ratio of 7 boys to girls is 3 to 4.", "3:4"),
     ("Die Antwort lautet 3,5 Liter.", "3.5 Liter"),
     ("Am Ende hat sie 1.250 € gespart.", "1250"),
     ("He has 3 boxes of 4, that makes twelve.", "twelve"),
