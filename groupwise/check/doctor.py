@@ -20,6 +20,7 @@ from typing import Any, Literal
 from groupwise.config import Config, Servers
 from groupwise.errors import GroupwiseError, RewardError
 from groupwise.hub import HUB_SECONDS, ask_hub
+from groupwise.rollout.c_library import NoLibraryError, load_library
 
 DISK_GB = 5.0
 """Checkpoints of the smallest real model and its download need about so much."""
@@ -180,12 +181,16 @@ def disk() -> Iterator[Check]:
 
 
 def compiler(on_cuda: bool) -> Iterator[Check]:
-    """torch.compile needs one: for C on CUDA, for C++ on a CPU."""
+    """For C: our kernels on a CPU and torch.compile on CUDA need one."""
     path = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     if not on_cuda:
-        path = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++")
-        text = "no C++ compiler: models of 50 million parameters or more will be a little slower"
-        yield (Check("ok", "compiler", path) if path else Check("note", "compiler", text, COMPILER))
+        try:
+            load_library("cpu_kernels.c")
+        except NoLibraryError as error:
+            text = f"{error}: sampling takes up to twice as long"
+            yield Check("note", "compiler", text, COMPILER)
+        else:
+            yield Check("ok", "compiler", path or "our kernels are compiled")
     elif path is None:
         fix = f"{COMPILER}, or train with compile=none"
         yield Check("fix", "compiler", "torch.compile needs a C compiler and there is none", fix)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.token_logprobs import row_parts
+from groupwise.rollout.cpu_kernels import draw_tokens, kernels
 from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
 
@@ -19,8 +20,10 @@ def sample_tokens(
 ) -> tuple[Tensor, Tensor]:
     """One token and its log-prob for each row. `seen_BL`: tokens so far, for repetition_penalty.
 
-    On a CPU a few rows at a time, so that the passes over them stay in its cache.
+    On a CPU without kernels of our own a few rows at a time: passes over them stay in its cache.
     """
+    if _takes_cpu_kernel(logits_BV, sampling):
+        return draw_tokens(logits_BV, keys_B2, positions_B, float(sampling.temperature))
     if logits_BV.device.type == "cpu" and len(parts := row_parts(logits_BV)) > 1:
         sampled = [
             sample_tokens(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p])
@@ -38,6 +41,11 @@ def sample_tokens(
         noisy = logits + gumbel(keys_B2, positions_B, logits.shape[-1])
     tokens = noisy.argmax(-1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _takes_cpu_kernel(logits_BV: Tensor, sampling: Sampling) -> bool:
+    here = logits_BV.device.type == "cpu" and logits_BV.dtype == torch.float32
+    return here and keeps_all_tokens(sampling) and kernels() is not None
 
 
 def keeps_all_tokens(sampling: Sampling) -> bool:

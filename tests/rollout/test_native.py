@@ -50,6 +50,8 @@ def test_sampling_agrees_with_generate(penalty: float) -> None:
 
 def test_a_prompt_is_computed_once_for_its_group_and_finished_rows_cost_nothing() -> None:
     policy = random_policy()
+    engine = NativeEngine(policy, 64)
+    generate(engine, [Request((1,), (0,))], Sampling(max_tokens=2))  # looks at the model, once
     fed: list[int] = []
     body = policy.body
 
@@ -59,7 +61,7 @@ def test_a_prompt_is_computed_once_for_its_group_and_finished_rows_cost_nothing(
 
     object.__setattr__(policy, "body", counted)
     requests = [Request(prompt, tuple(range(8))) for prompt in PROMPTS]
-    groups = generate(NativeEngine(policy, 64), requests, Sampling(max_tokens=20))
+    groups = generate(engine, requests, Sampling(max_tokens=20))
     prompt_tokens = sum(len(prompt) for prompt in PROMPTS)
     # The first token of an answer comes from its prompt; each later one costs one token of work.
     later = sum(len(answer.tokens) - 1 for group in groups for answer in group)

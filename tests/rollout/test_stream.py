@@ -238,6 +238,8 @@ def test_weights_that_are_the_policys_own_are_not_copied_and_unknown_ones_are_re
 
 def test_a_failing_step_fails_every_call_and_the_engine_can_be_used_again() -> None:
     policy = random_policy()
+    engine = NativeEngine(policy, 4, page=4)
+    generate(engine, [Request((1,), (0,))], Sampling(2))  # looks at the model, once
     body, left = policy.body, [4]
 
     def failing(**inputs: torch.Tensor) -> torch.Tensor:
@@ -247,7 +249,6 @@ def test_a_failing_step_fails_every_call_and_the_engine_can_be_used_again() -> N
         return body(**inputs)
 
     object.__setattr__(policy, "body", failing)
-    engine = NativeEngine(policy, 4, page=4)
 
     async def scenario() -> list[Any]:
         calls = [engine.sample(Request(PROMPT[n:], (n,)), Sampling(20)) for n in range(6)]

@@ -18,6 +18,7 @@ from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs, LaunchedSteps
 from groupwise.rollout.native.decode_attention import DecodeAttention
+from groupwise.rollout.native.fused_layers import FusedLayers
 from groupwise.rollout.native.limits import ADMIT_EVERY, MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningBatch
 from groupwise.rollout.noise import key_tensor
@@ -44,6 +45,8 @@ class Decoder:
     ) -> None:
         self.policy, self.attention, self.compiled = policy, attention, compiled
         self.graphs = graphs if attention.has_kernel else None
+        self.layers: FusedLayers | None = None
+        """What runs the model's layers on a CPU, if not they themselves; on CUDA graphs have it."""
         self.most_steps = 1 if self.graphs is None else MULTI_STEP
         self.admit_every = 0 if self.graphs is None else ADMIT_EVERY
         self.launched: LaunchedSteps | None = None
@@ -114,10 +117,13 @@ class Decoder:
         inputs = torch.from_numpy(np.stack([batch.last_tokens[rows], kv_lens]))
         tokens, positions = inputs.to(self.policy.device)[:, :, None]
         model = self.policy.model
-        with use_attention(model, self.attention), compiled_layers(model, self.compiled):
+        if self.layers is not None:
+            layers = self.layers.in_use(self.attention)
+        else:
+            layers = compiled_layers(model, self.compiled)
+        with use_attention(model, self.attention), layers:
             hidden = self.policy.body(input_ids=tokens, position_ids=positions)
-        logits = self.policy.head(hidden[:, -1])
-        yield from self.draw(batch, rows, logits.contiguous())
+        yield from self.draw(batch, rows, self.policy.head(hidden[:, -1]))
 
     def draw(self, batch: RunningBatch, rows: np.ndarray, logits_nV: Tensor) -> Iterator[Drawn]:
         """One token for each of these rows, from its logits."""

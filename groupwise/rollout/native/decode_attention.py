@@ -1,6 +1,7 @@
 """Attention of a decode step: every running answer's new token attends to its pages.
 
-On CUDA our Triton kernel does it; without Triton, and on a CPU, `page_attention.py` does.
+On CUDA our Triton kernel does it, on a CPU our C kernel (cpu_attention.py); where neither is to be
+had, `page_attention.py` does.
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from groupwise.policy.attention import AttentionOptions
 from groupwise.policy.compiled import uncompiled
+from groupwise.rollout.native.cpu_attention import CpuAttention
 from groupwise.rollout.native.kv_cache import PagedKVCache
 from groupwise.rollout.native.page_attention import PageAttention
 
@@ -20,7 +22,8 @@ class DecodeAttention:
     def __init__(self, cache: PagedKVCache) -> None:
         self.cache = cache
         self.has_kernel = _load_decode_kernel(cache.device)
-        self.in_torch = PageAttention(cache)
+        on_cpu = CpuAttention.takes(cache)
+        self.without_triton = CpuAttention(cache) if on_cpu else PageAttention(cache)
         self.page_table, self.kv_lens = torch.zeros(0), torch.zeros(0)
         self.current_kv = (self.page_table, self.page_table)
         """Keys and values of the layer that compiled code is at."""
@@ -31,7 +34,7 @@ class DecodeAttention:
             table = torch.from_numpy(self.cache.offsets[table_nw]).to(self.cache.device)
             self.use_buffers(table, torch.from_numpy(kv_lens_n).to(self.cache.device))
         else:
-            self.in_torch.begin_step(table_nw, counts_n, kv_lens_n)
+            self.without_triton.begin_step(table_nw, counts_n, kv_lens_n)
 
     def use_buffers(self, page_table_nw: Tensor, kv_lens_n: Tensor) -> None:
         self.page_table, self.kv_lens = page_table_nw, kv_lens_n
@@ -63,7 +66,9 @@ class DecodeAttention:
         rotary: tuple[Tensor, Tensor],
         options: AttentionOptions,
     ) -> Tensor:
-        """As a call, of queries and keys that have no positions yet; with the kernel alone."""
+        """As a call, of queries and keys that have no positions yet; with a kernel alone."""
+        if isinstance(self.without_triton, CpuAttention):
+            return self.without_triton(layer, q, k, v, options, rotary)
         from groupwise.rollout.native.decode_kernel import launch, splits_of
 
         keys, values = self.cache.layers[layer]
@@ -78,7 +83,7 @@ class DecodeAttention:
     def _without_kernel(
         self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
-        return self.in_torch(module.layer_idx, q, k, v, options)
+        return self.without_triton(module.layer_idx, q, k, v, options)
 
 
 def _load_decode_kernel(device: torch.device) -> bool:

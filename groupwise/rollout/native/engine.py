@@ -24,6 +24,7 @@ from groupwise.rollout.engine import OnTokens
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs
 from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
+from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
 from groupwise.rollout.native.fused_projections import FusedProjections
 from groupwise.rollout.native.kv_cache import PagedKVCache, kv_shape
 from groupwise.rollout.native.limits import PAGE
@@ -53,6 +54,7 @@ class NativeEngine:
         self.version = 0
         self.scheduler: Scheduler | None = None
         self.fused: FusedProjections | None = None
+        self.layers: FusedLayers | None = None
         self.graphs = None
         self.compiled = compile_layers and policy.device.type == "cpu"
         """Whether the layers that run without graphs are compiled."""
@@ -163,5 +165,8 @@ class NativeEngine:
             return
         if self.fused is None or not self.fused.is_valid:
             self.fused = FusedProjections(decoder_layers(self.policy.model) or [])
+            self.layers = fused_layers(self.policy)
+        if self.scheduler is not None:
+            self.scheduler.decoder.layers = self.layers
         with self.fused.in_use(), use_transposed_linear(self.policy.model):
             yield

@@ -1,30 +1,29 @@
 """Decoder layers of Llama's kind, computed for a decode step by our own kernels.
 
-Norm, qkv projection, rotary positions, attention, output projection, residual sum, norm, gated MLP,
-residual sum: with few rows that is five kernels, none of which waits for another to start. Whether
-a model has such layers is found by its modules' names and kinds, and then tried: all layers must
-give what the model's own give. Other models' layers are compiled (compiled_decode.py).
+A layer is a few calls: of Triton kernels on CUDA (fused_layers_cuda.py), of C on a CPU
+(fused_layers_cpu.py). Whether a model has such layers is found by its modules, and then tried: all
+layers must give what the model's own give. Other models' layers run as they are or are compiled.
 """
 
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.policy.attention import AttentionOptions, use_attention
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
+from groupwise.rollout.cpu_kernels import kernels
 from groupwise.rollout.native.decode_attention import DecodeAttention
-from groupwise.rollout.native.fused_projections import FusedLinear, fuse_projections
 from groupwise.rollout.native.gated_mlp import is_gated_mlp
+from groupwise.rollout.native.llama_layer import RunLayers, is_llama_like, layer_weights
 
 log = logging.getLogger("groupwise")
 
@@ -33,25 +32,22 @@ Rotary = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    attention_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    output: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    eps: float
-    heads: int
-    kv_heads: int
-    head_size: int
+class LayerKernels:
+    """What runs the layers of a decode step, and how they are tried."""
+
+    run: RunLayers
+    rows: tuple[int, ...]
+    """With so many at once: few, and many."""
+    tolerance: float
+    """How far from the model's own layers it may be, relative to these."""
 
 
 class FusedLayers:
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, kernels: LayerKernels) -> None:
+        self.kernels = kernels
         self.modules = decoder_layers(policy.model) or []
         self.final_norm: Any = getattr(policy.model.base_model, "norm", None)
-        self.layers = [_weights(module) for module in self.modules]
+        self.layers = [layer_weights(module) for module in self.modules]
         self.options = self._tried(policy)
 
     @contextmanager
@@ -70,7 +66,9 @@ class FusedLayers:
 
         def run(hidden: Tensor, *_: Any, position_embeddings: Rotary, **__: Any) -> Tensor:
             cos, sin = (x.expand(len(hidden), -1, -1)[:, 0] for x in position_embeddings)
-            return self._run(hidden[:, 0], (cos, sin), attend)[:, None]
+            attended = partial(self._attended, (cos, sin), attend)
+            norm = self.final_norm.weight
+            return self.kernels.run(self.layers, norm, hidden[:, 0], attended)[:, None]
 
         def same(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
             return hidden
@@ -79,46 +77,11 @@ class FusedLayers:
         with replaced_forwards({self.modules[0]: run, **dict.fromkeys(others, same)}):
             yield
 
-    def _run(self, hidden: Tensor, rotary: Rotary, attend: Any) -> Tensor:
-        from groupwise.rollout.native import linear_kernel as kernels
-
-        few = len(hidden) <= kernels.FEW_ROWS
-        run = self._few_rows if few else self._many_rows
-        return run(kernels, hidden.contiguous(), partial(self._attended, rotary, attend))
-
     def _attended(self, rotary: Rotary, attend: Any, n: int, qkv: Tensor) -> Tensor:
         layer = self.layers[n]
         sizes = [layer.heads, layer.kv_heads, layer.kv_heads]
         q, k, v = qkv.view(len(qkv), -1, 1, layer.head_size).split(sizes, dim=1)
         return attend(n, q, k, v, rotary).reshape(len(qkv), -1)
-
-    def _few_rows(self, kernels: Any, hidden: Tensor, attended: Any) -> Tensor:
-        def linear(x: Any, rows: int, weight: Tensor, **options: Any) -> Any:
-            tiles = kernels.tiles_for(rows, *weight.shape[::-1])
-            return kernels.launch(x, weight, tiles, **options)
-
-        rows = len(hidden)
-        norms = [layer.attention_norm for layer in self.layers] + [self.final_norm.weight]
-        normed = kernels.for_norm(hidden, norms[0])
-        for n, layer in enumerate(self.layers):
-            qkv, _ = linear(normed, rows, layer.qkv, bias=layer.qkv_bias, eps=layer.eps)
-            leave = {"residual": hidden, "next_norm": layer.mlp_norm}
-            hidden, normed = linear(attended(n, qkv), rows, layer.output, **leave)
-            gated, _ = kernels.launch(
-                normed, layer.gate_up, kernels.GATED_TILES, eps=layer.eps, gated=True
-            )
-            leave = {"residual": hidden, "next_norm": norms[n + 1]}
-            hidden, normed = linear(gated, rows, layer.down, **leave)
-        return kernels.add_norm(hidden, None, norms[-1], self.layers[-1].eps)[1]
-
-    def _many_rows(self, kernels: Any, hidden: Tensor, attended: Any) -> Tensor:
-        delta = None
-        for n, layer in enumerate(self.layers):
-            hidden, x = kernels.add_norm(hidden, delta, layer.attention_norm, layer.eps)
-            delta = F.linear(attended(n, F.linear(x, layer.qkv, layer.qkv_bias)), layer.output)
-            hidden, x = kernels.add_norm(hidden, delta, layer.mlp_norm, layer.eps)
-            delta = F.linear(kernels.gated_product(x, layer.gate_up), layer.down)
-        return kernels.add_norm(hidden, delta, self.final_norm.weight, self.layers[-1].eps)[1]
 
     @torch.no_grad()
     def _tried(self, policy: Policy) -> list[AttentionOptions]:
@@ -139,7 +102,7 @@ class FusedLayers:
             q, k = (x * cos + _half_rotated(x) * sin for x in (q, k))
             return mix(q, k, v)
 
-        for rows in (3, 100):  # few, and many
+        for rows in self.kernels.rows:
             asked.clear()
             tokens = torch.arange(rows, device=policy.device)[:, None] % policy.vocab
             run = partial(policy.body, input_ids=tokens, position_ids=tokens + 7)
@@ -147,7 +110,7 @@ class FusedLayers:
                 expected = run().float()
             with self._replaced(attend):
                 gap = (run().float() - expected).norm() / expected.norm()
-            if not gap < 0.05:
+            if not gap < self.kernels.tolerance:
                 raise ValueError(f"its layers compute something else (gap {gap:.2g})")
         if len(asked) != len(self.layers) or any(each.softcap for each in asked):
             raise ValueError("its attention is of another kind")
@@ -161,49 +124,26 @@ def _half_rotated(x: Tensor) -> Tensor:
 
 def fused_layers(policy: Policy) -> FusedLayers | None:
     """The model's layers by our kernels; None where those cannot compute them."""
-    if importlib.util.find_spec("triton") is None or policy.device.type != "cuda":
-        return None
-    layers: Sequence[Any] = decoder_layers(policy.model) or []
-    if not layers or not all(_is_llama_like(layer) for layer in layers):
+    layers: list[Any] = list(decoder_layers(policy.model) or [])
+    kernels = _kernels_for(policy.device, layers) if layers else None
+    if kernels is None:
         return None
     try:
-        return FusedLayers(policy)
+        return FusedLayers(policy, kernels)
     except Exception as error:  # a compiler can fail in any way; there are other ways to sample
         log.info("sampling without fused layers: %s", str(error).split("\n")[0])
         return None
 
 
-def _is_llama_like(layer: Any) -> bool:
-    names = {name for name, _ in layer.named_children()}
-    if names != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
-        return False
-    attention = layer.self_attn
-    linears: list[Any] = [getattr(attention, f"{name}_proj", None) for name in "qkvo"]
-    if len(list(attention.children())) != 4 or any(type(x) is not nn.Linear for x in linears):
-        return False
-    if linears[3].bias is not None or any(x.weight.dtype != torch.bfloat16 for x in linears):
-        return False
-    sizes = [*linears[0].weight.shape, *linears[3].weight.shape, *layer.mlp.gate_proj.weight.shape]
-    return all(size % 64 == 0 for size in sizes) and is_gated_mlp(layer.mlp)
+def _kernels_for(device: torch.device, layers: list[Any]) -> LayerKernels | None:
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        if not all(is_llama_like(x, torch.bfloat16, 64) and is_gated_mlp(x.mlp) for x in layers):
+            return None
+        from groupwise.rollout.native.fused_layers_cuda import run_layers
 
+        return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05)
+    if device.type == "cpu" and all(is_llama_like(x, torch.float32) for x in layers) and kernels():
+        from groupwise.rollout.native.fused_layers_cpu import run_layers
 
-def _weights(layer: Any) -> LayerWeights:
-    """Views of the layer's parameters, those of qkv and of gate and up made neighbours."""
-    attention, mlp = layer.self_attn, layer.mlp
-    fused = {(parent, name): module for parent, name, module in fuse_projections(layer)}
-    qkv, gate_up = fused[attention, "q_proj"], fused[mlp, "gate_proj"]
-    assert isinstance(qkv, FusedLinear) and isinstance(gate_up, FusedLinear)
-    size = attention.head_dim
-    return LayerWeights(
-        attention_norm=layer.input_layernorm.weight,
-        qkv=qkv.weight,
-        qkv_bias=qkv.bias,
-        output=attention.o_proj.weight,
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=gate_up.weight,
-        down=mlp.down_proj.weight,
-        eps=layer.input_layernorm.variance_epsilon,
-        heads=attention.q_proj.out_features // size,
-        kv_heads=attention.k_proj.out_features // size,
-        head_size=size,
-    )
+        return LayerKernels(run_layers, rows=(3, 8), tolerance=1e-4)
+    return None

@@ -33,6 +33,8 @@ class KVShape:
     head_size: int
     dtype: torch.dtype
     device: torch.device
+    query_heads: int = 0
+    """The most that any layer has."""
 
     @property
     def token_bytes(self) -> int:
@@ -137,8 +139,11 @@ class PagedKVCache:
 def kv_shape(policy: Policy) -> KVShape:
     """What one token's keys and values are, by showing the model a token."""
     seen: dict[int, tuple[torch.Size, torch.Size, torch.dtype]] = {}
+    query_heads = 0
 
     def look(module: Any, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        nonlocal query_heads
+        query_heads = max(query_heads, q.shape[1])
         seen[module.layer_idx] = (k.shape, v.shape, k.dtype)
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1).transpose(1, 2)
 
@@ -148,4 +153,4 @@ def kv_shape(policy: Policy) -> KVShape:
     k, _, dtype = seen.get(0, (torch.Size(), torch.Size((0,)), torch.float32))
     if set(seen.values()) != {(k, k, dtype)} or sorted(seen) != list(range(len(seen))):
         raise UnsupportedAttention("its layers have keys and values of different shapes")
-    return KVShape(len(seen), k[1], k[3], dtype, policy.device)
+    return KVShape(len(seen), k[1], k[3], dtype, policy.device, query_heads)

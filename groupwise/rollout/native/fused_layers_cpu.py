@@ -1,0 +1,33 @@
+"""Decoder layers of Llama's kind on a CPU: the matrix library's products, and our C between them.
+
+Activations lie features first, so a product is weight @ x, as weights and activations lie; with one
+to three rows the matrix library is faster at the usual form.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from groupwise.rollout.cpu_kernels import add_norm, gated
+from groupwise.rollout.native.llama_layer import Attended, LayerWeights
+from groupwise.rollout.native.transposed_linear import transposed_linear
+
+
+def run_layers(
+    layers: Sequence[LayerWeights], last_norm: Tensor, hidden: Tensor, attended: Attended
+) -> Tensor:
+    norms = [layer.attention_norm for layer in layers[1:]] + [last_norm]
+    hidden_FR = hidden.t().clone(memory_format=torch.contiguous_format)
+    x_FR = add_norm(hidden_FR, None, layers[0].attention_norm, layers[0].eps)
+    for n, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+        qkv_FR = _product(layer.qkv, x_FR, layer.qkv_bias)
+        delta_FR = _product(layer.output, attended(n, qkv_FR.t()).t())
+        x_FR = add_norm(hidden_FR, delta_FR, layer.mlp_norm, layer.eps)
+        delta_FR = _product(layer.down, gated(_product(layer.gate_up, x_FR)))
+        x_FR = add_norm(hidden_FR, delta_FR, next_norm, layer.eps)
+    return x_FR.t()
+
+
+def _product(weight: Tensor, x_FR: Tensor, bias: Tensor | None = None) -> Tensor:
+    return transposed_linear(x_FR.t(), weight, bias).t().contiguous()
