@@ -1,7 +1,7 @@
 """What mkdocs does for us when it builds docs/ (a hook, named in mkdocs.yml).
 
 Pages link to source files outside docs/, which works in a view of the repository. The site has no
-such files: there a link leads to `repo_url`; where mkdocs.yml has none, only its text is kept.
+such files: there a link leads to `repo_url`; without it, only its text is kept.
 """
 
 import pathlib

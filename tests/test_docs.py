@@ -146,7 +146,7 @@ def script(name: str) -> ModuleType:
 
 def pages_of_nav() -> dict[str, list[str]]:
     """The pages of the site by group, as mkdocs.yml has them; recipes by their first page."""
-    without_tags = re.sub(r"!!python/name:\S+", "", (ROOT / "mkdocs.yml").read_text())
+    without_tags = re.sub(r"!!python/name:\S+|!ENV", "", (ROOT / "mkdocs.yml").read_text())
     groups: dict[str, list[str]] = {}
     for group in yaml.safe_load(without_tags)["nav"]:
         ((name, entries),) = group.items()

@@ -1,9 +1,12 @@
 """What an installation brings along is pinned to files by their hashes, and to the same versions
 that are tested."""
 
+import json
 import pathlib
 import re
 import tomllib
+
+from groupwise.view.serve import NAME_VARIABLE, USUAL_PORT
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -33,11 +36,44 @@ def test_the_lock_has_all_of_the_core_and_a_hash_for_each() -> None:
 def test_the_dockerfile_names_files_extras_and_a_command_that_exist() -> None:
     """No image is built by the tests, so what it would be built from is looked at."""
     text = (ROOT / "Dockerfile").read_text()
-    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
-    missing = [name for names in copied for name in names if not (ROOT / name).exists()]
-    assert copied and not missing
+    missing = [name for name in copied(text) if not (ROOT / name).exists()]
+    assert copied(text) and not missing
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r'pip install .*"\.\[(.*)\]"', text)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
-    (command,) = re.findall(r'^ENTRYPOINT \["(.*)"\]', text, re.MULTILINE)
-    assert command in project["scripts"]
+    (command,) = re.findall(r"^ENTRYPOINT (.*)", text, re.MULTILINE)
+    assert json.loads(command)[-1] in project["scripts"]
+
+
+def copied(dockerfile: str) -> list[str]:
+    lines = [line.split() for line in dockerfile.splitlines() if line.startswith("COPY ")]
+    return [name for words in lines for name in words[1:-1]]
+
+
+def test_docker_is_sent_what_the_dockerfile_copies_and_nothing_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if not line.startswith("#")]
+    kept = [line[1:] for line in patterns if line.startswith("!")]
+    assert sorted(kept) == sorted(copied((ROOT / "Dockerfile").read_text()))
+    assert patterns[0] == "*", "what follows is all that is sent"
+    assert [line for line in patterns[1:] if not line.startswith("!")] == ["**/__pycache__"]
+
+
+def test_docker_builds_the_package_from_all_that_pyproject_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    named = [project["project"]["readme"], *project["project"]["license-files"], *wheel["packages"]]
+    needed = {"pyproject.toml", "hatch_build.py", *named, *wheel["force-include"]}
+    assert needed <= set(copied((ROOT / "Dockerfile").read_text()))
+
+
+def test_the_container_page_uses_what_the_dockerfile_has() -> None:
+    text, page = (ROOT / "Dockerfile").read_text(), (ROOT / "docs" / "docker.md").read_text()
+    arguments = re.findall(r"--build-arg (\w+)=", page)
+    assert arguments and set(arguments) <= set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
+    variables = dict(re.findall(r"(\w+)=(\S+)", " ".join(re.findall(r"^ENV (.*)", text, re.M))))
+    assert variables[NAME_VARIABLE] == "localhost" and f"-e {NAME_VARIABLE}=" in page
+    for inside in re.findall(r'-v "?[^ :]+:([^ "]+)', page):
+        assert re.search(rf"chmod 1777 .*{inside}(\s|$)", text), f"{inside} is not open to all"
+    assert "/work" in re.findall(r"^WORKDIR (.*)", text, re.MULTILINE)[-1]
+    assert f"127.0.0.1:{USUAL_PORT}:{USUAL_PORT}" in page

@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -14,11 +16,26 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def built(source: pathlib.Path, folder: pathlib.Path, repository: str = "") -> zipfile.ZipFile:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, timeout=300)
+    subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(source)],
+        env={**os.environ, "GROUPWISE_REPOSITORY": repository}, check=True, timeout=300,
+    )  # fmt: skip
     (path,) = folder.glob("groupwise-*.whl")
     return zipfile.ZipFile(path)
+
+
+def metadata_of(wheel: zipfile.ZipFile) -> str:
+    (name,) = [name for name in wheel.namelist() if name.endswith("dist-info/METADATA")]
+    return wheel.read(name).decode()
+
+
+def links_of(wheel: zipfile.ZipFile) -> dict[str, str]:
+    return dict(re.findall(r"^Project-URL: (.+), (.+)$", metadata_of(wheel), re.MULTILINE))
 
 
 def test_it_holds_every_tracked_file_of_the_package_and_the_recipes(wheel: zipfile.ZipFile) -> None:
@@ -44,7 +61,7 @@ def test_it_holds_every_tracked_file_of_the_package_and_the_recipes(wheel: zipfi
 
 def test_it_is_licensed_and_typed(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith("dist-info/METADATA")]
-    metadata = wheel.read(name).decode()
+    metadata = metadata_of(wheel)
     assert "License-Expression: Apache-2.0" in metadata and "Typing :: Typed" in metadata
     folder = name.removesuffix("METADATA")
     assert b"Apache License" in wheel.read(f"{folder}licenses/LICENSE")
@@ -66,3 +83,32 @@ def test_recipes_and_the_model_are_found_without_a_checkout(
     )  # fmt: skip
     for path in done.stdout.split():
         assert path.startswith(str(tmp_path / "site")), done.stdout
+
+
+def test_a_wheel_that_is_published_has_links_and_any_other_has_none(
+    wheel: zipfile.ZipFile, tmp_path: pathlib.Path
+) -> None:
+    assert links_of(wheel) == {}
+    published = built(ROOT, tmp_path, "https://example.org/me/it/")
+    assert links_of(published) == {
+        "Homepage": "https://example.org/me/it",
+        "Documentation": "https://example.org/me/it/blob/main/docs/index.md",
+        "Source": "https://example.org/me/it",
+        "Issues": "https://example.org/me/it/issues",
+        "Changelog": "https://example.org/me/it/blob/main/CHANGELOG.md",
+    }
+
+
+def test_a_source_distribution_builds_a_wheel_with_the_same_links(tmp_path: pathlib.Path) -> None:
+    address = "https://example.org/me/it"
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)],
+        cwd=ROOT, env={**os.environ, "GROUPWISE_REPOSITORY": address}, check=True, timeout=300,
+        capture_output=True,
+    )  # fmt: skip
+    (path,) = tmp_path.glob("groupwise-*.tar.gz")
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / path.name.removesuffix(".tar.gz")
+    assert (source / "hatch_build.py").is_file()
+    assert links_of(built(source, tmp_path))["Source"] == address

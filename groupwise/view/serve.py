@@ -17,7 +17,9 @@ from groupwise.view.server import Viewer, build_app
 
 USUAL_PORT = 8642
 TOKEN_VARIABLE = "GROUPWISE_VIEW_TOKEN"
+NAME_VARIABLE = "GROUPWISE_VIEW_NAME"
 TOKEN = re.compile(r"[A-Za-z0-9_-]{24,200}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9._-]{1,253}", re.ASCII)
 
 
 def serve(
@@ -58,7 +60,15 @@ def _token() -> str:
 def host_names(host: str) -> list[str]:
     """Names under which a browser may ask for us."""
     own = [] if is_loopback(host) else [socket.gethostname(), socket.getfqdn()]
-    return ["localhost", host, *own]
+    return ["localhost", host, *own, *filter(None, [_given_name()])]
+
+
+def _given_name() -> str:
+    """What browsers call the machine where it does not know, as in a container; or nothing."""
+    name = os.environ.get(NAME_VARIABLE, "")
+    if name and not NAME.fullmatch(name):
+        raise ConfigError(f"{NAME_VARIABLE} must be a host name, without a port: {name!r} is none")
+    return name
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
@@ -74,7 +84,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 
 
 def _address_of(host: str) -> str:
-    """What to write into the address: a host that means every interface is reached by its name."""
+    """What to write into the address: a host that means every interface is reached by a name."""
     if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
+        return _given_name() or socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,7 +14,15 @@ from http.cookiejar import CookieJar
 import pytest
 
 from groupwise.errors import ConfigError
-from groupwise.view.serve import TOKEN_VARIABLE, _listen, _token, host_names, is_loopback
+from groupwise.view.serve import (
+    NAME_VARIABLE,
+    TOKEN_VARIABLE,
+    _address_of,
+    _listen,
+    _token,
+    host_names,
+    is_loopback,
+)
 from viewer_runs import make_run
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "viewer.md"
@@ -87,6 +96,20 @@ def test_only_the_outside_needs_this_machine_s_names() -> None:
     assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
     assert host_names("127.0.0.1") == ["localhost", "127.0.0.1"]
     assert len(host_names("0.0.0.0")) == 4
+
+
+def test_a_machine_that_does_not_know_its_name_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose own name no browser can look up."""
+    monkeypatch.delenv(NAME_VARIABLE, raising=False)
+    assert _address_of("0.0.0.0") == socket.gethostname()
+    monkeypatch.setenv(NAME_VARIABLE, "gpu1.example.org")
+    assert _address_of("0.0.0.0") == _address_of("::") == "gpu1.example.org"
+    assert _address_of("10.0.0.7") == "10.0.0.7"
+    assert "gpu1.example.org" in host_names("0.0.0.0")
+    for wrong in ("gpu1:8642", "http://gpu1", "a b", "gpu1/?x="):
+        monkeypatch.setenv(NAME_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=NAME_VARIABLE):
+            host_names("0.0.0.0")
 
 
 def test_the_viewer_starts_without_torch(tmp_path: pathlib.Path) -> None:
