@@ -16,11 +16,13 @@ Model output is hostile: every scan is linear, and what is compared is at most 1
 import logging
 import re
 import threading
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
+from operator import and_, or_
 from typing import Any
 
-from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits, plain
-from groupwise.rewards.prose import concluded, is_hypothetical
+from groupwise.rewards.notation import LIMIT, latex, plain, reply
+from groupwise.rewards.prose import concluded, concluded_formulas, concludes_with, is_hypothetical
 from groupwise.rewards.quantities import (
     extract_number,
     is_date,
@@ -72,10 +74,10 @@ _EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
 _RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
-_BOLD_END = re.compile(r"(?<=[0-9%.])\*\*(?![0-9(])")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
+_LAST_FORMULA = re.compile(r"(?:\$[^$]{1,200}\$\$?|\\[(\[].{1,200}\\[)\]])[\s.!*]*$", re.DOTALL)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
@@ -84,8 +86,13 @@ _CHOICE = re.compile(
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
+_IN_BASE = re.compile(r"[0-9A-F]_\{?(?:\\text\{)?([0-9]{1,2})\}*$")
+_JOINED = re.compile(r"[ ,]*(?:\\(?:text|mbox) ?\{ ?)?\b(or|and)\b[ }]*|\\(?:cup|lor)\b")
+_BOUNDED = re.compile(  # 2 < x <= 5; the variable once, so that nothing has to be solved
+    r"\s*(?:[^<>=≤≥]{1,40}(?:[<≤]|\\l)[etq=]{0,2} ?)?([a-z]) ?(?:[<>≤≥]=?|\\[lg](?:eq?"
+    r"|t)(?![a-z]))(?!.*(?<![a-z\\])\1(?![a-z]))[^<>≤≥]{1,40}|\s*[(\[][^<>]{0,60}infty[^<>]{0,60}"
+)
 _RATIO = re.compile(r"[0-9] ?: ?[0-9]")
-_ROOT = re.compile(r"√ ?\(?([0-9]+|[a-z])\)?")
 _MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]")
 _DANGEROUS = re.compile(
     r"[0-9]{16}"  # a number that could be an exponent, or a factorial
@@ -93,17 +100,25 @@ _DANGEROUS = re.compile(
     r"|[)\]}|] ?(?:\^|\*\*) ?\{? ?[+-]? ?(?:[0-9]{2}|9)"  # a sum to a high power is expanded
     r"|(?:\^|\*\*) ?\{? ?[+-]? ?[0-9]{4}"
     r"|(?:\^|\*\*)[^,+\-=]{0,20}(?:\^|\*\*)"  # a tower
-    r"|[0-9]{3} ?!|[)\]}!] ?!"
-    r"|\\(?:int|iint|oint|sum|prod|lim|binom|dbinom|tbinom|bigcup|bigcap)(?![a-z])"
+    r"|[0-9]{3} ?!|[)\]}!] ?!|\\(?:int|iint|oint|sum|prod|lim|bigcup|bigcap)(?![a-z])"
+    r"|\\[dt]?binom(?! ?\{[0-9]{1,2}\} ?\{[0-9]{1,2}\})"
 )
 
 
 def correct(completion: str, answer: Any) -> bool:
     """Whether the completion's final answer is `answer` (GSM8K's "... #### 42" counts as 42)."""
-    given = final_answer(completion)
     truth = str(answer)
     if "####" in truth:
         truth = truth.rpartition("####")[2]
+    text = reply(completion)
+    if (given := _marked(text)) is None:
+        said = _after_saying_so(text[-TAIL:])
+        given = said or _unmarked(text[-TAIL:])
+        if len(truth) <= LIMIT and read_quantity(truth) is None:
+            text = said or text[-TAIL:]
+            words = plain(truth).casefold()
+            if concludes_with(text, words) or _same_mathematics(concluded_formulas(text), truth):
+                return True
     return given is not None and same_answer(given, truth)
 
 
@@ -114,18 +129,28 @@ def final_answer(text: str) -> str | None:
     "the answer is", else the formula that the text ends on, else the number that its last sentences
     conclude with (prose.py). Two answers in tags are none: the writer has not decided on one.
     """
-    text = ascii_digits(after_thinking(text))
+    text = reply(text)
+    if (marked := _marked(text)) is not None:
+        return marked or None
+    return _after_saying_so(text[-TAIL:]) or _unmarked(text[-TAIL:])
+
+
+def _marked(text: str) -> str | None:
+    """What a mark singles out: tags, a box, ####, JSON. "" where that is no answer."""
     if "<answer>" in text and "</answer>" in text:
         content = (tag_content(text, "answer") or "").strip()
-        return (boxed_answer(content) or content).strip() or None
+        return (boxed_answer(content) or content).strip()
     boxed = boxed_answer(text)
-    if boxed is not None and _EITHER_BOX.search(text[-TAIL:]):
-        return None
     if boxed is not None:
-        return boxed.strip() or None
-    tail = text[-TAIL:]
-    said = _after_hashes(text) or in_json(tail) or _after_saying_so(tail)
-    return said or _last_formula(tail) or _in_prose(tail)
+        return "" if _EITHER_BOX.search(text[-TAIL:]) else boxed.strip()
+    return _after_hashes(text) or in_json(text[-TAIL:])
+
+
+def _unmarked(tail: str) -> str | None:
+    """What running text concludes: the formula that it ends on, else a number."""
+    if (formula := _LAST_FORMULA.search(tail)) and _FORMULA_SIGN.search(formula[0]):
+        return next(iter(concluded_formulas(tail)), None)
+    return _in_prose(tail)
 
 
 def same_answer(given: str, truth: str) -> bool:
@@ -143,7 +168,7 @@ def same_answer(given: str, truth: str) -> bool:
         return same_quantity(ours, right)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
         return True
-    return right is None and _same_mathematics(given, truth)
+    return right is None and _same_mathematics([given], truth)
 
 
 def canonical_answer(text: str) -> str | None:
@@ -195,7 +220,7 @@ def _after_saying_so(text: str) -> str | None:
     matches = [match for match in _SAYS.finditer(text) if not _is_not_meant(text, match)]
     if not matches:
         return None
-    rest = _BOLD_END.sub("", text[matches[-1].end() :].lstrip(" *:\n"))
+    rest = text[matches[-1].end() :].lstrip(" *:\n")
     end = _SENTENCE_END.search(rest)
     if end and (_RETRACTED.search(rest, end.end()) or _DENIED_NEXT.match(rest, end.end())):
         return None
@@ -231,17 +256,6 @@ def _in_prose(text: str) -> str | None:
     return number
 
 
-def _last_formula(text: str) -> str | None:
-    """What stands between dollar signs, or \\( and \\), at the very end of a text."""
-    text = text[-LIMIT:].rstrip(" \n\t.!*")
-    for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-        if text.endswith(closing):
-            _, begun, formula = text.removesuffix(closing).rpartition(opening)
-            if begun and _FORMULA_SIGN.search(formula):
-                return formula.strip() or None
-    return None
-
-
 def _normal(text: str) -> str:
     """Text in a form that differs only where answers do: case, spaces and outer marks go."""
     answer = r"^(?:the )?(?:(?:final )?answer(?: is|:) ?)?"
@@ -261,29 +275,40 @@ def _same_choice(given: str, truth: str) -> bool:
     return not any(choice[2] and _ANOTHER_CHOICE.search(choice[2]) for choice in (ours, right))
 
 
-def _same_mathematics(given: str, truth: str) -> bool:
-    given, truth = _formula(given), _formula(truth)
-    for text in (given, truth):
-        if not _MATHEMATICAL.search(text) or not _harmless(text):
-            return False
-        if _RATIO.search(text) or is_date(text):
-            return False
+def _same_mathematics(readings: Sequence[str], truth: str) -> bool:
+    """Whether one of the readings of an answer is the truth, by math-verify."""
+    truth = latex(truth)
+    given = [text for text in map(latex, readings) if _comparable(text)]
+    # A computer algebra system would compare the digits of 11_2 and 11_3 alone.
+    given = [text for text in given if _IN_BASE.findall(text) == _IN_BASE.findall(truth)]
+    if not given or not _comparable(truth):
+        return False
     # Its time limits are signals, which only the main thread gets. Elsewhere, who calls has one.
-    in_main = threading.current_thread() is threading.main_thread()
-    seconds = _MATH_SECONDS if in_main else None
-    parse, verify, configs = _math_verify()
-    try:
-        right = parse(f"${truth}$", configs, parsing_timeout=seconds)
-        ours = parse(f"${given}$", configs, parsing_timeout=seconds)
-        if not right or not ours:
-            return False  # `7 < x < 8` is the interval (7, 8), where that is the truth
-        return verify(right, ours, timeout_seconds=seconds, allow_set_relation_comp=True)
+    seconds = _MATH_SECONDS if threading.current_thread() is threading.main_thread() else None
+    options = {"timeout_seconds": seconds, "allow_set_relation_comp": True}
+    try:  # `7 < x < 8` is the interval (7, 8), where that is the truth
+        right, ours = _read(truth, seconds), [_read(text, seconds) for text in given]
+        return any(_math_verify().verify(right, one, **options) for one in ours if right and one)
     except Exception:  # whatever a parser of hostile text may raise: it is not the right answer
         return False
 
 
-def _harmless(formula: str) -> bool:
-    """Whether a computer algebra system can be trusted with it."""
+def _read(formula: str, seconds: int | None) -> Any:
+    """What math-verify makes of a formula; of `x < 1 or x > 2`, the set of both."""
+    parts = _JOINED.split(formula)
+    limits = len(parts) > 1 and all(map(_BOUNDED.fullmatch, parts[::2]))
+    texts = [f"${part}$" for part in (parts[::2] if limits else [formula])]
+    read = [_math_verify().parse(text, parsing_timeout=seconds) for text in texts]
+    if not limits:
+        return read[0]
+    sets = [one.as_set() if hasattr(one, "as_set") else one for one, *_ in read]
+    return [reduce(and_ if "and" in parts[1::2] else or_, sets)]
+
+
+def _comparable(formula: str) -> bool:
+    """Whether it is mathematics that a computer algebra system can be trusted with."""
+    if not _MATHEMATICAL.search(formula) or _RATIO.search(formula) or is_date(formula):
+        return False
     depth = deepest = 0
     for character in formula:
         depth += (character in "([{") - (character in ")]}")
@@ -291,17 +316,10 @@ def _harmless(formula: str) -> bool:
     return len(formula) <= LIMIT // 3 and deepest <= 8 and not _DANGEROUS.search(formula)
 
 
-def _formula(text: str) -> str:
-    """The formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
-    text = _ROOT.sub(r"\\sqrt{\1}", text.replace("−", "-").replace("∞", "\\infty "))
-    text = text.strip().strip("$").strip()
-    return text.removeprefix("\\(").removesuffix("\\)").removeprefix("\\[").removesuffix("\\]")
-
-
 @cache
 def _math_verify() -> Any:
     """Imported on first need: it brings sympy, which takes a second."""
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    return parse, verify, (LatexExtractionConfig(), ExprExtractionConfig())
+    return math_verify

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
-from groupwise.rewards.notation import LIMIT, after_thinking, ascii_digits
-from groupwise.rewards.prose import concluded, hesitates, without_hypotheses
+from groupwise.rewards.notation import LIMIT, reply
+from groupwise.rewards.prose import concluded, without_hypotheses
 from groupwise.rewards.quantities import read_quantity
-from groupwise.rewards.statements import denied, stated
+from groupwise.rewards.statements import NOT_THAT, denied, stated, without_afterthought
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -21,36 +21,32 @@ _GOES_ON = r"(?!\)? ?\?| (?!instead|rather|because|since|with|as |not )[a-z])"
 _SAYS = re.compile(
     r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
     r"|risposta|resposta)\b|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
-    r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?"
-    r"(?:is|are|(?:will|should|must|would) be|ist|est|es|è|é|是|は|은)?[ \t]{0,3}"
-    r"(?:la )?(?:opción |opzione |opção )?"
+    r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?(?:is|are|(?:will|should|must|would) be"
+    r"|ist|est|es|è|é|是|は|은)?[ \t]{0,3}(?:la )?(?:opción |opzione |opção )?"
     rf"(?:option|choice)?[\s:=,.\-–—>→(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than"
-    r"|(?:is|was|must be|ist|est|es) (?:the |our )?"
-    r"(?:correct|right|true|answer|best|better|only|confirmed|richtig)|it is\b|does[.!]?$)",
+    r"|(?:is|was|must be|ist|est|es) (?:the |our )?(?:correct|right|true|answer|best|better|only"
+    r"|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
-    r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select|"
-    r"settle on|mark|tick|"
-    r"go(?:ing)? (?:with|for)|definitely|certainly|I'd say|correction:|it is|it's"
-    r"|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
-    r"|likely)"
-    r"[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
+    r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select"
+    r"|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess|correction:"
+    r"|it is|it's|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
+    r"|likely)[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(
-    r"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?"
-    r"(?:, [^,;.]{1,60},|,)? (?:but|sondern|ma) "
-    r"(?:rather )?(?:option |choice )?|\b[Nn]othing (?:but|other than) "
+    r"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?(?:, [^,;.]{1,60},"
+    r"|,)? (?:but|sondern|ma) (?:rather )?(?:option |choice )?|\b[Nn]othing (?:but|other than) "
     r"|(?:can't|cannot) be anything (?:but|other than) )\(?"
     rf"{_LETTER}"
 )
 _REPLIES = re.compile(  # A or B? A.
-    rf"(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?) (?:[Ii]t's |[Ii]t is )?\(?{_LETTER}\)?[.!]?$"
+    rf"(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t's |[Ii]t is )?\(?{_LETTER}\)?[.!]?$"
 )
 _LONE = re.compile(
     rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
@@ -71,15 +67,23 @@ _DENIES = re.compile(
 _TAKEN_BACK = re.compile(
     r"[^.!?\n]{0,60}[.!?,;]\s{1,2}(?:That|that|This) (?:is|was) (?:incorrect|wrong|not)\b"
 )
-_ORDINALS = ("first", "second", "third", "fourth", "fifth")
-_NUMBERS = ("one", "two", "three", "four", "five")
+_PLACES = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4, "last": -1}
+_PLACES |= {"second-to-last": -2, "one": 0, "two": 1, "three": 2, "four": 3, "five": 4}
+_PLACES |= {str(place + 1): place for place in range(5)}
 _MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
 _TICKED = re.compile(
     r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
 )
-_NOT_THAT = re.compile(
-    r"\b(?:than|after|before|from|since|not|nor|or|and|isn't|except|but)(?: the| a| an)? *$"
+_TENTATIVE = re.compile(r"\b(?:could|might|may) (?:\w{1,8} )?$", re.IGNORECASE)
+_HESITATES = re.compile(
+    r"\b(?i:I (?:really |just |honestly )?(?:can(?:no|')t|am unable to|don't know|do not know)"
+    r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b)"
+    r"|\b(?:one of|either|between) (?:(?:options?|choices?) )?\(?[A-J]\)?,? [^.!?\n]{0,20}"
+    r"\b(?:and|or) \(?[A-J]\)?[.!]?$"
 )
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_SMALL = ("a", "an", "the", "of")
+_OPERATORS = [[sign] for sign in "+*/^-.,"]
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
 
 # The letter first, then reasons; a list of the options is none.
@@ -105,7 +109,7 @@ def extract(completion: str) -> str | None:
 def chosen(text: str, options: Sequence[str]) -> str | None:
     """The letter of the option that a text chooses; None if it chooses none, or several."""
     letters = LETTERS[: len(options)] if options else LETTERS
-    text = ascii_digits(after_thinking(text))
+    text = reply(text)
     marked = "\\boxed" in text or ("<answer>" in text and "</answer>" in text)
     named = in_json(text[-TAIL:])
     if marked or named:
@@ -116,7 +120,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
-    if hesitates(tail):
+    if _HESITATES.search(_last_sentence(tail)):
         return None
     tail = "\n" + without_hypotheses(tail).strip(" \n✅✓✔")
     denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}
@@ -125,6 +129,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         for pattern in _STATEMENTS
         for match in pattern.finditer(tail)
         if not _TAKEN_BACK.match(tail, match.end())
+        and not _TENTATIVE.search(tail[max(match.start() - 20, 0) : match.start()])
     ]
     if statements:
         at, letter = max(statements)
@@ -139,7 +144,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option whose words or number a text without a letter ends on."""
-    sentence = _last_sentence(tail.strip()[-LIMIT:].casefold())
+    sentence = without_afterthought(_last_sentence(tail.strip()[-LIMIT:].casefold()))
     if (last := _ending(sentence, options)) is not None:
         return last
     in_words = _mentioned(sentence, options)
@@ -156,11 +161,8 @@ def _by_place(text: str, count: int) -> int | None:
     if not said or not count:
         return None
     name = (said[-1]["ordinal"] or said[-1]["number"]).lower()
-    counted = _NUMBERS if said[-1]["number"] else _ORDINALS
-    name = _NUMBERS[int(name) - 1] if name.isdigit() else name
-    odd = {"last": count - 1, "second-to-last": count - 2, "middle": count // 2}
-    place = odd[name] if name in odd else counted.index(name)
-    return place if 0 <= place < count else None
+    place = count // 2 if name == "middle" else _PLACES[name]
+    return place % count if -count <= place < count else None
 
 
 def _last_sentence(text: str) -> str:
@@ -168,16 +170,22 @@ def _last_sentence(text: str) -> str:
 
 
 def _ending(sentence: str, options: Sequence[str]) -> str | None:
-    """The option that is no number and with whose words, or formula, a sentence ends."""
+    """The option that is no number and with whose formula, or words, a sentence ends; of words in
+    any order: "a 4% loss" is "Loss of 4%"."""
     longest, last = 1, None
     for letter, option in zip(LETTERS, options, strict=False):
-        text = "".join(option.casefold().split())
-        if len(text) <= longest or len(text) > 60 or read_quantity(option) is not None:
+        said, own = _TOKEN.findall(sentence.rstrip(' .*$"”')), _TOKEN.findall(option.casefold())
+        if in_words := any(len(token) > 2 for token in own):
+            said, own = ([t for t in tokens if t not in _SMALL] for tokens in (said, own))
+        before, end, length = said[: -len(own)], said[-len(own) :], len("".join(own))
+        reordered = in_words and end != own and sorted(end) == sorted(own)
+        in_order = end == own and read_quantity(option) is None
+        if not longest < length < 60 or not (reordered or in_order):
             continue
-        spaced = r" ?".join(map(re.escape, text))
-        match = re.search(rf"(?<![\w+*/^.,-])(?<![+*/^-] ){spaced}[.*$ ]*$", sentence)
-        if match and not _NOT_THAT.search(sentence[: match.start()]):
-            longest, last = len(text), letter
+        words = " ".join(before)
+        denial = NOT_THAT.search(words) or (reordered and denied(words[-30:], ""))
+        if not denial and (in_words or before[-1:] not in _OPERATORS):
+            longest, last = length, letter
     return last
 
 
@@ -185,10 +193,9 @@ def _mentioned(sentence: str, options: Sequence[str]) -> str | None:
     """The only option whose words stand in a sentence, unless they are denied there."""
     matches = [
         (letter, match)
-        for letter, option in zip(LETTERS, options, strict=False)
-        if len(words := option.strip().casefold()) > 2 and not any(map(str.isdigit, words))
-        for match in [re.search(rf"(?<!\w){re.escape(words)}(?!\w)", sentence)]
-        if match
+        for letter, words in zip(LETTERS, map(str.casefold, map(str.strip, options)), strict=False)
+        if len(words) > 2 and not any(map(str.isdigit, words))
+        if (match := re.search(rf"(?<!\w){re.escape(words)}(?!\w)", sentence))
     ]
     if len(matches) != 1:
         return None

@@ -10,6 +10,7 @@ from functools import cache
 LIMIT = 1000
 """Longer than this nothing is an answer to compare."""
 
+_FAR = 100_000  # where a longer text goes on with another exercise, nothing is cut off
 _CURRENCY_MARK = "\ue000"  # private use: stands for \$ while bare $ signs may be math delimiters
 
 _VULGAR = {
@@ -36,8 +37,7 @@ _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "012345678
 
 _WRAPPER = re.compile(
     r"\\(?:boxed|fbox|framebox|text(?:bf|it|rm|tt|sf)?|math(?:rm|bf|it|sf)|mbox|emph|underline"
-    r"|operatorname)"
-    r"\s?\{([^{}]*)\}"
+    r"|operatorname)\s?\{([^{}]*)\}"
 )
 _SPACING = re.compile(
     r"\\(?:[,;:> ]|(?:q?quad|displaystyle|left|right|bf|rm|it|therefore)\b|(?:text)?color\{\w*\})"
@@ -61,10 +61,41 @@ _SPACES = re.compile(r"\s+")
 _POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")
 
 
-def after_thinking(text: str) -> str:
-    """What a reply says behind its first </think>, if anything: what was thought is no answer."""
-    said = text.partition("</think>")[2]
-    return said if said.strip() else text
+_THOUGHT = re.compile(r"</think>|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>")
+_TOKEN = re.compile(  # of chat templates, with the role that they name
+    r"<\|(?:im_(?:start|end)|(?:begin|end)[_▁]?of[_▁]?(?:text|sentence|solution)|e[ot][mt]_id|end"
+    r"|(?:start|end)_header_id|assistant|user|system|return)\|>(?:(?:assistant|user|system)\b)?"
+    r"|</?s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>(?:(?:model|user)\b)?"
+)
+_ANSWERED = re.compile(  # a mark, a letter or number alone, a calculation, a conclusion
+    r"\\boxed|####|</answer>|\banswer(?: is\b|\**: ?[^\n])"
+    r"|\A\s{0,4}[*(]{0,3}(?:[A-J]|-?[0-9][0-9.,/]{0,15})[.)*]{0,4}(?=\n)|(?:[0-9)] ?="
+    r"|\b(?:so|thus|hence|therefore|altogether|total)\b[^\n]{0,100}?) ?[$€£\\*]{0,3}[0-9]",
+    re.IGNORECASE,
+)
+_NEXT_EXERCISE = re.compile(
+    r"(?:\A|\n)[\s#*>\[(_-]{0,8}(?:(?P<turn>human|user)\b|(?:(?:another|next|new|similar|follow-?up"
+    r"|practice) (?:example|problem|question|exercise)|q|question|problem|exercise|instruction"
+    r"|example(?= [0-9])|问题|题目)(?: ?(?P<number>[0-9]{1,3}))?)[\])*_]{0,3} ?[:.)\n]",
+    re.IGNORECASE,
+)
+
+
+def reply(text: str) -> str:
+    """What a text says in reply: neither what it thinks before </think>, nor tokens of a chat
+    template, nor what follows the end of its turn, nor the exercises that it goes on with."""
+    text = ascii_digits(text)
+    *_, said = _THOUGHT.split(text, maxsplit=1)
+    said = said if said.strip() else text
+    text = next((part for part in _TOKEN.split(said) if part.strip()), said)
+    answered = _ANSWERED.search(text, 0, _FAR)
+    series = False  # "Question 1: ... Question 2: ..." leads to one answer, the last
+    for label in _NEXT_EXERCISE.finditer(text, 0, _FAR):
+        behind = answered and answered.end() <= label.start() and not series
+        if (behind or label["turn"]) and text[: label.start()].strip():
+            return text[: label.start()]
+        series = series or label["number"] is not None
+    return text
 
 
 def ascii_digits(text: str) -> str:
@@ -94,7 +125,13 @@ def _usual(character: str) -> str:
 
 
 _FOOTNOTE = re.compile(r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)")
-_MILLIONS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3}){2,6}(?![0-9])")
+_IN_TEXT = {"\\cdot": "·", "\\times": "×", "{,}": ",", "\\$": "$", "\\,": " ", "\\!": ""}
+_THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
+    r"\b(?:step|day|week|month|year|room|box|group|case|part|round|level|page|line|number|chapter) "
+    r"[0-9]{1,3} [0-9]{3}|(?P<number>(?<![0-9.,])(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3}){1,6}"
+    r"(?! ?[0-9/]))",
+    re.IGNORECASE,
+)
 _THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
 
@@ -102,10 +139,15 @@ def prose_characters(text: str) -> str:
     """Running text with the usual characters: ½ as 1/2, 10⁴ as 10^4, thousands without spaces that
     only separate them."""
     text = _THOUSANDS_SPACE.sub("", _FOOTNOTE.sub("", text))
-    text = text.replace("\\cdot", "·").replace("\\times", "×")
-    text = _MILLIONS.sub(lambda m: m[0].replace(" ", ""), text)
+    for command, sign in _IN_TEXT.items():
+        text = text.replace(command, sign)
+    text = with_joined_thousands(text)
     text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
     return re.sub(" {2,}", " ", text.translate(_CHARACTERS))
+
+
+def with_joined_thousands(text: str) -> str:
+    return _THOUSANDS.sub(lambda m: m[0].replace(" ", "") if m["number"] else m[0], text)
 
 
 def plain(text: str) -> str:
@@ -129,6 +171,29 @@ def plain(text: str) -> str:
         text = text.replace("$", " ")
     text = text.replace(_CURRENCY_MARK, "$").replace("$$", "$")
     return _SPACES.sub(" ", _without_markdown(text)).strip()
+
+
+_COMMANDS = r"- - \times \cdot \infty \cup \cap \in \pm \sqrt \sqrt[3]"
+_SIGNS = {
+    ord(sign): f"{word} " for sign, word in zip("–−×·∞∪∩∈±√∛", _COMMANDS.split(), strict=True)
+}
+_DELIMITER = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?")
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
+_ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
+_ROUNDED = re.compile(
+    r"[,;]? ?\((?:[≈=~]|\\approx\b|(?:or )?(?:about|approximately|roughly|around)\b)[^()]{0,80}\)$"
+    r"|(?<=[\w)}\]]) ?(?:≈|\\approx\b).*$"
+    r"|,? (?:or|which is|i\.e\.) (?:about|approximately|roughly|around)\b.*$"
+)
+
+
+def latex(text: str) -> str:
+    """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command, and
+    without the rounded value behind it."""
+    text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT_DIGITS)}}}", text)
+    text = _ROUNDED.sub("", text.strip()).translate(_SIGNS)
+    text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text))
+    return _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text.strip(" \n.,;:"))
 
 
 def _without_markdown(text: str) -> str:

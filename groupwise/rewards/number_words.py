@@ -22,7 +22,7 @@ _PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twe
 _DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
 _DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
 _DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}
-_SPELLING = {*_WORDS, *_DENOMINATORS, *SCALES, "dozen", "a", "an", "and"}
+_BEGINS = {*_WORDS, "half", "a", "minus", "negative"}
 _ADVERBS = ("exactly", "precisely", "about", "approximately", "roughly", "around", "only", "just")
 
 
@@ -51,25 +51,14 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
 
 
 def spelled_number(sentence: str) -> str | None:
-    """The last number that a sentence without digits spells out, with the word after it.
-
-    A mere "one" is no number: "the right one".
-    """
+    """The last number that a sentence spells out, with the word after it; a mere "one" is none."""
     words = re.findall(r"[a-z]+", sentence[-400:].lower())
-    for last in range(len(words) - 1, -1, -1):
-        begun = last
-        while begun and (
-            words[begun - 1] in _SPELLING or words[begun - 1] in ("minus", "negative")
-        ):
-            begun -= 1
-        if words[last] in _SPELLING and words[last] not in ("a", "an", "and"):
-            while words[begun] == "and":
-                begun += 1
-            number = " ".join(words[begun : last + 1])
-            for text in (f"{number} {' '.join(words[last + 1 : last + 2])}".strip(), number):
-                if number not in ("one", "a one") and number_in_words(text) is not None:
-                    return text
-            return None
+    for end in range(len(words), 0, -1):
+        for begin in range(max(end - 10, 0), end):
+            text = " ".join(words[begin:end])
+            if words[begin] in _BEGINS and number_in_words(text):
+                lone = words[begin] == "one" and not {*words[begin:end]} & {*SCALES, *_DENOMINATORS}
+                return None if lone else text
     return None
 
 

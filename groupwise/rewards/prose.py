@@ -3,26 +3,29 @@
     "She has 18 marbles. This matches the total of 40."    18
     "So, in the end, seventeen people came."               seventeen people
     "It is 9 or 11, I can't decide."                       nothing
+    "The roots are $-7$ and $3$, since ..."                $-7$ and $3$, as a formula
 
 Every pattern is linear, and callers bound the text first.
 """
 
 import re
+from itertools import takewhile
 
 from groupwise.rewards.notation import prose_characters
 from groupwise.rewards.number_words import spelled_number
 from groupwise.rewards.quantities import last_number
-from groupwise.rewards.statements import denied_in_text
+from groupwise.rewards.statements import NOT_THAT, denied, denied_in_text, without_afterthought
 
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_]))+[.!?]*[\"')\]*_]*")
 _AFTER = re.compile(
-    r"[\W_]*(?:check|to (?:verify|check)|verification|verify|double-check"
-    r"|(?:this|that|it|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks"
-    r"|equals the given|is (?:consistent|plausible|reasonable)|makes sense)"
-    r"|would you|do you want|shall i|let me know|feel free|i hope|hope this"
-    r"|substituting|plugging|indeed|note|remark|remember|for comparison"
-    r"|this (?:follows|comes) from|by the way|we can (?:check|verify)|with (?:that|this)"
-    r"|if you (?:need|want|have|had)|you can (?:check|verify)|source|reference)\b",
+    r"[\W_]*(?:check|to (?:verify|check)|verification|verify|double-check|(?:this|that|it"
+    r"|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks|equals the given"
+    r"|is (?:consistent|plausible|reasonable)|makes sense)|would you|do you want|shall i"
+    r"|let me know|feel free|i hope|hope this|substituting|plugging|indeed|note|remark|remember"
+    r"|for comparison|this (?:follows|comes) from|by the way|we can (?:check|verify)|with (?:that"
+    r"|this)|(?:my )?(?:confidence|certainty|difficulty)|I(?:'m"
+    r"| am) (?:about )?[0-9.]{1,5} ?% (?:sure|confident|certain)|if you (?:need|want|have|had)"
+    r"|you can (?:check|verify)|source|reference)\b",
     re.IGNORECASE,
 )
 _UNDECIDED = re.compile(
@@ -33,25 +36,23 @@ _UNDECIDED = re.compile(
     r"|\bno se puede\b|无法确定|不能确定",
     re.IGNORECASE,
 )
-_HESITATES = re.compile(
-    r"\bI (?:really |just |honestly )?(?:can(?:no|')t|am unable to|don't know|do not know)"
-    r"(?: (?:decide|tell|say)\b|\W*$)|\bnot (?:sure|certain)\b",
-    re.IGNORECASE,
-)
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
-    r"[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?"
-    r"(?:(?:without|had|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included)"
-    r"|if\b.{0,80}n't)\b.*\bwould\b"
-    r"|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object|argue|claim|guess)\b"
-    r"(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
+    r"[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?(?:(?:without|had"
+    r"|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included)"
+    r"|if\b.{0,80}n't)\b.*\bwould\b|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object"
+    r"|argue|claim|guess)\b(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
     re.IGNORECASE | re.DOTALL,
 )
 _EITHER = re.compile(
-    r"\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]", re.IGNORECASE
+    r"\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
+    r"|\bone of [$€£]?[0-9.,]{1,12}(?: [a-z]{1,12})? and [$€£]?[0-9]",
+    re.IGNORECASE,
 )
 _REFUSES = re.compile(
     r"\b(?:can't|cannot|unable to) (?:solve|determine|answer|compute|calculate|work)\b"
-    r"[^.]{0,40}\b(?:without|unless)\b",
+    r"[^.]{0,40}\b(?:without|unless)\b|\b(?:as|just|only|merely) a (?:\w{1,10} )?guess\b"
+    r"|\b(?:starting|wild) guess\b|\bplaceholder\b"
+    r"|\b(?:don't|do not) (?:take|count) (?:it|that|this)\b",
     re.IGNORECASE,
 )
 _TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
@@ -61,12 +62,11 @@ _NO_SOLUTION = re.compile(
 _CLAUSE = re.compile(  # what explains or compares the number before it
     r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|car|parce que|weil|denn"
     r"|perché|poiché|omdat|eftersom)\b.*$"
-    r"|(?<=[0-9] )(?P<noun>[a-z]{1,20}) in [0-9]{1,6} [a-z]{1,20}\W{0,5}$"
-    r"|, (?:as|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?"
-    r"(?:below|above|less|more|under|over|within|between))\b.*$"
-    r"|,? compared (?:to|with)\b.*$|, (?:whos?e?|of which)\b(?!.*\b(?:leav|so|left)).*$"
-    r"| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has|have|had|is|are|remain|left|leav))).*$"
-    r"|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
+    r"|(?<=[0-9] )(?P<noun>[a-z]{1,20}) in [0-9]{1,6} [a-z]{1,20}\W{0,5}$|, (?:as"
+    r"|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?(?:below|above|less"
+    r"|more|under|over|within|between))\b.*$|,? compared (?:to|with)\b.*$|, (?:whos?e?"
+    r"|of which)\b(?!.*\b(?:leav|so|left)).*$| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has"
+    r"|have|had|is|are|remain|left|leav))).*$|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
     r"|,? and [a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}\W{0,5}$"
     r"| ?\([^()]*\)\W{0,5}$",
     re.IGNORECASE,
@@ -80,9 +80,8 @@ _WORD = re.compile(r"\w")
 _DIGIT = re.compile(r"[0-9]")
 _RATIO_IN_WORDS = re.compile(r"\b([0-9]{1,6}) to ([0-9]{1,6})(?=\W{0,3}$)")
 _IS_IN_WORDS = re.compile(
-    r"\b(?:is|are|equals|makes|gives|leaves|end(?:s|ing)? up (?:at|with)"
-    r"|(?:total|altogether|in all),? [a-z ]{1,20} ha(?:s|ve))"
-    r" ([a-z -]{1,60})[.!\s]*$",
+    r"\b(?:is|are|equals|makes|gives|leaves|end(?:s|ing)? up (?:at|with)|(?:total|altogether"
+    r"|in all),? [a-z ]{1,20} ha(?:s|ve)) ([a-z -]{1,60})[.!\s]*$",
     re.IGNORECASE,
 )
 _ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.", re.IGNORECASE)
@@ -90,25 +89,62 @@ _AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|day|week|month|year|mile)s? and a
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
 
 
+_DISPLAY = re.compile(r"(?:\$\$|\\\[|\\begin\{)[^$]{1,600}?(?:\$\$|\\\]|\\end\{)")
+_ASIDE = re.compile(
+    r" \((?:[=≈~]|\\approx\b|(?:ie|or|about|approximately|roughly|around)\b)[^()]{1,80}\)", re.I
+)
+_ITEM = re.compile(r"[ \t]{0,8}(?:[-*•]|[0-9]{1,2}[.)])[ \t](.{1,60})")
+_MATHS = re.compile(
+    r"[0-9√π∞∅]|\\(?!text|quad|math|begin|end|left|right)[a-z]{2}|\w\)? ?[-−+*/^=<>≤≥] ?\\?[a-z(]"
+)
+_NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of functions
+    r"\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+|(?:and|or"
+    r"|sqrt|a?(?:sin|cos|tan)|cot|sec|csc|log|exp|det|mod)(?![A-Za-z])|(?P<word>[A-Za-z][a-z']{2,}"
+    r"|(?:[IA]|(?i:is|it|to|of|we|in|at|by|as|so|if|on|an|be|do|no|he|us|ie|eg))(?![A-Za-z]))"
+)
+_GLUE = re.compile(
+    r"^[\s,;:.*]*(?:(?:and|or)\b[\s,]*)?|[\s,;]*(?:\b(?:and|or))?[\s,;]*$|(?<=\$)!+\s*$"
+)
+_CONDITION = re.compile(
+    r",? (?:(?:since|because)\b(?!.*\b(?:so|thus|hence|therefore)\b)"
+    r"|(?:or |which is |ie\.? |i\.e\. )?(?:about|approximately|roughly|around) [$]?[0-9]"
+    r"|(?:attained |reached )?at \$?[a-z] ?=|(?:where|when|whenever|if|provided|with|as long as"
+    r"|using|for (?:all|every|any|some|real|\$?\\?[a-zA-Z]\b)|by|assuming|in terms of"
+    r"|as (?:required|desired|claimed))\b(?!.*\b(?:is|are|get|gives?|equals?|have|has|obtain|find"
+    r"|becomes?|so|thus|hence|yields?)\b))",
+    re.IGNORECASE,
+)
+_TASK = re.compile(
+    r"(?:\b(?:(?:need|have|want|try|going|asked|how|remains|left|wish) to|must|let's|let us|should"
+    r"|whether|(?:step|task|goal|aim|job|problem|question) (?:is|was|says) to) (?:\w+ )?"
+    r"|\A\W*(?:(?:first|next|then|now),? )?)(?:find|solve|factor|simplify|compute|calculate"
+    r"|evaluate|expand|determine|show|prove)\b",
+    re.IGNORECASE,
+)
+_SPOKEN = {"square root of": "√", "cube root of": "∛", "squared": "^2", "cubed": "^3", "pi": "π"}
+_SPOKEN |= {"plus": "+", "minus": "-", "times": "*"}
+_IN_SPEECH = re.compile(
+    rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
+)
+_DRESS = re.compile(r"\\(?:text[a-z]*|math[a-z]+)\{|[*_${}]")
+_BOLD = re.compile(r"(?:\*\*|\\textbf\{)([^*{}\n]{1,60})(?:\*\*|\})")
+_PREDICATE = re.compile(
+    r"(?:\b(?:is|are|was|be|becomes|remains|called|on)|[=:])(?: (?:an?|the|always|indeed))*[ \"]*$"
+)
+_SUPERLATIVE = re.compile(r" (?:is|was|has|had) (?:the )?(?:[a-z]+est|most|least|winner)\b")
+_PREDICATE_ENDS = re.compile(
+    r"[.,;:!)]| (?:because|since|as|with|for|by|when|whose|centered|\(|(?:and |but )?not|rather)"
+)
+
+
 def concluded(text: str) -> str | None:
     """The number that a text ends on, with its unit; "no solution"; None where it decides on none.
 
     Questions, checks and offers behind the answer are passed over, and clauses that give a reason.
     """
-    text = _ABBREVIATED.sub(r"\1\2", _AND_A_HALF.sub(r"1.5 \1s", prose_characters(text)))
+    text = _AND_A_HALF.sub(r"1.5 \1s", prose_characters(text))
     text = _HOURS_AND_MINUTES.sub(lambda m: f"{60 * int(m[1]) + int(m[2])} minutes", text)
-    sentences = [match[0] for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
-    sentences = [text for text in sentences if not text.rstrip("\"')]*_ ").endswith("?")]
-    while len(sentences) > 1 and _AFTER.match(sentences[-1]):
-        sentences.pop()
-    stated = [text for text in sentences if not is_hypothetical(text)]
-    if any(_DIGIT.search(text) for text in stated):
-        sentences = stated
-    if not sentences or _UNDECIDED.search(sentences[-1]):
-        return None
-    if _EITHER.search(sentences[-1]) or any(map(_REFUSES.search, sentences)):
-        return None
-    if _TOO_LITTLE.search(" ".join(sentences[-3:])):
+    if not (sentences := _concluding(text)):
         return None
     if _NO_SOLUTION.search(sentences[-1]):
         return "no solution"
@@ -124,6 +160,71 @@ def concluded(text: str) -> str | None:
         if _DIGIT.search(sentence):
             return last_number(_until_result(sentence, text.rpartition(sentence)[0]))
     return None
+
+
+def _concluding(text: str) -> list[str]:
+    """The sentences of a text up to its conclusion; none where it does not decide on one."""
+    text = _ASIDE.sub("", _ABBREVIATED.sub(r"\1\2", text))
+    sentences = [match[0] for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
+    sentences = [text for text in sentences if not text.rstrip("\"')]*_ ").endswith("?")]
+    while len(sentences) > 1 and _AFTER.match(sentences[-1]):
+        sentences.pop()
+    stated = [text for text in sentences if not is_hypothetical(text)]
+    if any(_DIGIT.search(text) for text in stated):
+        sentences = stated
+    if not sentences or _UNDECIDED.search(sentences[-1]) or _EITHER.search(sentences[-1]):
+        return []
+    refused = any(map(_REFUSES.search, sentences))
+    return [] if refused or _TOO_LITTLE.search(" ".join(sentences[-3:])) else sentences
+
+
+def concluded_formulas(text: str) -> list[str]:
+    """How the formula that a text concludes with can be read: a list, the whole, its right side."""
+    text = _DISPLAY.sub(lambda match: match[0].replace("\n", " "), text)
+    lines = takewhile(bool, map(_ITEM.fullmatch, text.rstrip().splitlines()[::-1]))
+    items = [_last_formula(item[1]) for item in lines if item][::-1]
+    found = [", ".join(filter(None, items))] if len(items) > 1 and all(items) else []
+    for sentence in reversed(_concluding(text)[-3:]):
+        if _TASK.search(sentence):
+            break
+        if (formula := _last_formula(sentence)) is not None:
+            right = formula.rpartition("=")[2]
+            return [*found, formula, *([] if re.search(r",|\b(?:and|or)\b", formula) else [right])]
+    return found
+
+
+def _last_formula(sentence: str) -> str | None:
+    """The last part of a sentence between its words that is mathematics and is not denied."""
+    sentence = _IN_SPEECH.sub(lambda m: _SPOKEN[m[1].lower()], without_afterthought(sentence))
+    for clause in _CONDITION.finditer(sentence):
+        if _MATHS.search(sentence[: clause.start()]):
+            sentence = sentence[: clause.start()]
+            break
+    words = [match for match in _NOT_MATHS.finditer(sentence) if match["word"]]
+    edges = [0, *(edge for word in words for edge in word.span()), len(sentence)]
+    for begin, end in reversed(list(zip(edges[::2], edges[1::2], strict=True))):
+        if _MATHS.search(sentence[begin:end]):
+            before = re.split(r"[,;:]|\bbut\b", sentence[max(begin - 30, 0) : begin])[-1]
+            if denied(before, sentence[end : end + 30]):
+                return None
+            return _GLUE.sub("", sentence[begin:end]).strip(" .,;:*_") or None
+    return None
+
+
+def concludes_with(text: str, words: str) -> bool:
+    """Whether a text concludes with words that are no number: "Hence f is **odd**, as claimed."."""
+    sentences = _concluding(text)
+    if not sentences or not re.fullmatch(r"[a-z][a-z' -]{1,40}", words):
+        return False
+    sentence = _DRESS.sub("", without_afterthought(sentences[-1])).casefold().strip()
+    bold = [match[1].casefold().strip(" .") for match in _BOLD.finditer(sentences[-1])]
+    for match in re.finditer(rf"(?<![\w-]){re.escape(words)}(?![\w-])", sentence):
+        before, after = sentence[: match.start()][-80:], sentence[match.end() :]
+        said = not _WORD.search(after) or words in bold[-1:] or _SUPERLATIVE.match(after)
+        said = said or (_PREDICATE.search(before) and _PREDICATE_ENDS.match(after))
+        if said and not NOT_THAT.search(before) and not denied("", after[:40]):
+            return True
+    return words in ("yes", "no", "true", "false") and sentence.startswith(words)
 
 
 def _until_result(sentence: str, before: str) -> str:
@@ -166,9 +267,3 @@ def without_hypotheses(text: str) -> str:
 def is_hypothetical(sentence: str) -> bool:
     """Whether it says what would be if things were otherwise."""
     return _HYPOTHETICAL.match(sentence) is not None
-
-
-def hesitates(text: str) -> bool:
-    """Whether the last sentence says that its writer has not decided."""
-    sentences = [match[0] for match in _SENTENCE.finditer(text) if match[0].strip()]
-    return bool(sentences and _HESITATES.search(sentences[-1]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from groupwise.rewards.notation import LIMIT, plain
+from groupwise.rewards.notation import LIMIT, plain, with_joined_thousands
 from groupwise.rewards.number_words import SCALES, number_in_words
 from groupwise.rewards.statements import denied, denied_in_text, stated, without_afterthought
 
@@ -19,28 +19,18 @@ MAX_DIGITS = 400
 """Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
 
 _GROUPED = (
-    r"[0-9]{1,3}(?:,[0-9]{3}){1,40}(?![0-9])"
-    r"|[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}(?![0-9])"
+    r"[0-9]{1,3}(?:,[0-9]{3}){1,40}(?![0-9])|[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}(?![0-9])"
     r"|[0-9]{1,3}(?:'[0-9]{3}){1,40}(?![0-9])"
 )
-_SPACED = r"[0-9]{1,3}(?: [0-9]{3}){1,40}(?![0-9]| ?/)"
 _EUROPEAN = r"[0-9]{1,3}(?:\.[0-9]{3}){1,40},[0-9]{1,9}(?![0-9,])"
 _PLAIN = r"[0-9]+(?:_[0-9]{3})*"
-_TEN_TO = r" ?[×x·*] ?10 ?(?:\^|\*\*) ?(?:\{ ?[+-]?[0-9]+ ?\}|\(? ?[+-]?[0-9]+\)?)"
-
-
-def _pattern(integer: str) -> re.Pattern[str]:
-    decimal = rf"(?:{_EUROPEAN}|(?:{integer})(?:\.[0-9]*)?|\.[0-9]+)"
-    return re.compile(
-        rf"(?<![0-9A-Za-z_^\\.])(?:(?P<whole>[0-9]{{1,15}})(?: and | )(?=[0-9]{{1,9}} ?/ ?[0-9]))?"
-        rf"(?P<number>{decimal})"
-        rf"(?:(?P<exponent>[eE][+-]?[0-9]+(?![A-Za-z0-9])|{_TEN_TO})| ?/ ?(?P<under>-?{decimal}))?"
-    )
-
-
-_IN_ANSWER = _pattern(f"{_GROUPED}|{_SPACED}|{_PLAIN}")
-# In running text a space separates numbers far more often than thousands.
-_IN_PROSE = _pattern(f"{_GROUPED}|{_PLAIN}")
+_TIMES_TEN_TO = r"[eE](?=[+-]?[0-9]+(?![A-Za-z0-9]))| ?[×x·*] ?10 ?(?:\^|\*\*) ?[{(]? ?"
+_DECIMAL = rf"(?:{_EUROPEAN}|(?:{_GROUPED}|{_PLAIN})(?:\.[0-9]*)?|\.[0-9]+)"
+_NUMERAL = re.compile(
+    rf"(?<![0-9A-Za-z_^\\.])(?:(?P<whole>[0-9]{{1,15}})(?: and | )(?=[0-9]{{1,9}} ?/ ?[0-9]))?"
+    rf"(?P<number>{_DECIMAL})"
+    rf"(?:(?:{_TIMES_TEN_TO})(?P<exponent>[+-]?[0-9]+)(?: ?[)}}])?| ?/ ?(?P<under>-?{_DECIMAL}))?"
+)
 _BARE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _POWER_OF_TEN = re.compile(r"(?<![0-9A-Za-z_^\\.])10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$")
 
@@ -61,51 +51,44 @@ _REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
 _CURRENCIES = "$€£¥₹"
 _LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
-_UNITS: dict[str, tuple[str, Fraction]] = {
+_TABLE = """
+    length 1/1000 mm millimeter millimeters millimetre millimetres
+    length 1/100 cm centimeter centimeters centimetre centimetres
+    length 1 m meter meters metre metres
+    length 1000 km kilometer kilometers kilometre kilometres
+    length 0.0254 inch inches
+    length 0.3048 ft foot feet
+    length 0.9144 yd yard yards
+    length 1609.344 mi mile miles
+    mass 1/1000 mg milligram milligrams
+    mass 1 g gram grams
+    mass 1000 kg kilogram kilograms
+    mass 28.349523125 oz ounce ounces
+    mass 453.59237 lb lbs
+    time 1 s sec secs second seconds
+    time 60 min mins minute minutes
+    time 3600 h hr hrs hour hours
+    time 86400 day days
+    time 604800 week weeks
+    volume 1/1000 ml milliliter milliliters millilitre millilitres
+    volume 1 l liter liters litre litres
+    dollar 1 $ dollar dollars usd
+    dollar 1/100 cent cents ¢
+    euro 1 € euro euros eur
+    sterling 1 £ gbp sterling
+    yen 1 ¥ yen jpy
+    rupee 1 ₹ rupee rupees inr
+    morning 1 am
+    afternoon 1 pm
+    angle 1 ° degree degrees deg
+    radian 1 rad radian radians
+    celsius 1 °c celsius
+    fahrenheit 1 °f fahrenheit
+"""
+_UNITS = {
     name: (dimension, Fraction(factor))
-    for dimension, table in {
-        "length": {
-            "mm millimeter millimeters millimetre millimetres": "1/1000",
-            "cm centimeter centimeters centimetre centimetres": "1/100",
-            "m meter meters metre metres": 1,
-            "km kilometer kilometers kilometre kilometres": 1000,
-            "inch inches": "0.0254",
-            "ft foot feet": "0.3048",
-            "yd yard yards": "0.9144",
-            "mi mile miles": "1609.344",
-        },
-        "mass": {
-            "mg milligram milligrams": "1/1000",
-            "g gram grams": 1,
-            "kg kilogram kilograms": 1000,
-            "oz ounce ounces": "28.349523125",
-            "lb lbs": "453.59237",
-        },
-        "time": {
-            "s sec secs second seconds": 1,
-            "min mins minute minutes": 60,
-            "h hr hrs hour hours": 3600,
-            "day days": 86400,
-            "week weeks": 604800,
-        },
-        "volume": {
-            "ml milliliter milliliters millilitre millilitres": "1/1000",
-            "l liter liters litre litres": 1,
-        },
-        "dollar": {"$ dollar dollars usd": 1, "cent cents ¢": "1/100"},
-        "euro": {"€ euro euros eur": 1},
-        "sterling": {"£ gbp sterling": 1},
-        "yen": {"¥ yen jpy": 1},
-        "rupee": {"₹ rupee rupees inr": 1},
-        "morning": {"am": 1},
-        "afternoon": {"pm": 1},
-        "angle": {"° degree degrees deg": 1},
-        "radian": {"rad radian radians": 1},
-        "celsius": {"°c celsius": 1},
-        "fahrenheit": {"°f fahrenheit": 1},
-    }.items()
-    for names, factor in table.items()
-    for name in names.split()
+    for dimension, factor, *names in map(str.split, _TABLE.strip().splitlines())
+    for name in names
 }
 # Single letters that are units after a number; any other is a variable: 5x is not 5.
 _UNIT_LETTERS = set("mgshlLNJWVAKCF°")
@@ -137,6 +120,8 @@ _BEHIND = re.compile(
     r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
+_NEGATIVE = re.compile(r"\bnegative $|(?:\b(?:is|are|be|to|equals|at)|[=:]) minus $", re.IGNORECASE)
+_LEFT_TO_DO = re.compile(r"[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?$")  # 6 × 7 is no 7
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
@@ -146,6 +131,7 @@ _DATE = re.compile(
     rf"\b(?:{_MONTHS})\.? [0-9]|\b[0-9]{{1,2}}(?:st|nd|rd|th)? (?:of )?(?:{_MONTHS})\b"
     r"|\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b"
 )
+_BE = {"is", "are", "be", "equals", "to", "at"}
 _NO_PREFIX = {"not", "sin", "cos", "tan", "log", "ln", "sqrt", "exp", "mod", "and", "or"}
 
 
@@ -174,7 +160,7 @@ def read_quantity(text: str) -> Quantity | None:
         return None
     if _BARE.fullmatch(text):
         return Quantity(Fraction(text))
-    text = stated(plain(text))
+    text = with_joined_thousands(stated(plain(text)))
     if is_date(text):
         return None
     text = _REPEATING.sub(_repeated, text)
@@ -189,8 +175,8 @@ def read_quantity(text: str) -> Quantity | None:
     text = _UNIT_POWER.sub(lambda m: m[1].translate(_SUPERSCRIPTS), _AREA.sub(r"\1^\2", right))
     power = _POWER_OF_TEN.search(text)
     if power and (prefix := _prefix(text[: power.start()])) and abs(int(power[1])) <= MAX_DIGITS:
-        return Quantity(prefix.sign * Fraction(10) ** int(power[1]))
-    matches = list(_IN_ANSWER.finditer(text))
+        return Quantity(prefix[0] * Fraction(10) ** int(power[1]))
+    matches = list(_NUMERAL.finditer(text))
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
@@ -232,11 +218,15 @@ def last_number(text: str) -> str | None:
     text = _COMMA.sub(r"\1.", _THOUSANDS.sub(_joined, without_afterthought(text)))
     for pattern in _FRACTIONS:
         text = pattern.sub(r" \1/\2 ", text)
-    spans = [match.span() for match in _IN_PROSE.finditer(text)]
-    spans = [span for span in spans if not _IN_EXPONENT.search(text[max(span[0] - 4, 0) : span[0]])]
-    if not spans:
+    found = _NUMERAL.finditer(text)
+    numbers = [one for one in found if not _IN_EXPONENT.search(text[: one.start()][-4:])]
+    if not numbers:
         return None
-    start, end = spans[-1]
+    start, end = numbers[-1].span()
+    whole = numbers[-1]["under"] and (_value(numbers[-1]) or Fraction(1, 2)).denominator == 1
+    if whole or _LEFT_TO_DO.search(text[max(start - 20, 0) : start]):
+        return None
+    sign = "-" if _NEGATIVE.search(text[max(start - 20, 0) : start]) else ""
     if denied_in_text(text[max(start - 40, 0) : start], text[end : end + 80]):
         return None
     if start and text[start - 1] in _CURRENCIES:
@@ -248,7 +238,7 @@ def last_number(text: str) -> str | None:
     # A minus is a sign unless it could subtract from what stands directly before it.
     if start and text[start - 1] in "-−" and not (text[start - 2 : start - 1].isalnum()):
         start -= 1
-    return text[start:end].rstrip(".") + _measured(text[end : end + 40])
+    return sign + text[start:end].rstrip(".") + _measured(text[end : end + 40])
 
 
 def _measured(after: str) -> str:
@@ -285,14 +275,16 @@ def _right_side(text: str) -> str | None:
         return text
     if left.endswith(("<", ">", "!", "\\")) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
         return None
-    return left if "=" not in left and re.fullmatch(" ?[a-z]", right) else right.strip()
+    undone = r" ?(?:[a-z]|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})"  # 45 = 9 × 5
+    return left if "=" not in left and re.fullmatch(undone, right) else right.strip()
 
 
 def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     prefix, value = _prefix(text[: match.start()]), _value(match)
     if prefix is None or value is None or denied(text[: match.start()], text[match.end() :]):
         return None
-    value, after, currency = prefix.sign * value, text[match.end() :], prefix.currency
+    sign, currency = prefix
+    value, after = sign * value, text[match.end() :]
     if after[:1] in _LETTER_SCALES and not after[1:2].isalnum() and (currency or after[0] in "kK"):
         value *= _LETTER_SCALES[after[0]]
         after = after[1:]
@@ -324,13 +316,7 @@ def _unit(name: str) -> tuple[str, Fraction]:
     return dimension + name[len(name.rstrip("²³")) :], factor**power
 
 
-@dataclass(frozen=True)
-class _Prefix:
-    sign: int = 1
-    currency: str | None = None
-
-
-def _prefix(before: str) -> _Prefix | None:
+def _prefix(before: str) -> tuple[int, str | None] | None:
     """Sign and currency from the text before a number; None if that text is more than words."""
     rest, sign, currency = before, None, None
     while rest.rstrip()[-1:] and rest.rstrip()[-1] in f"{_CURRENCIES}+-":
@@ -348,12 +334,14 @@ def _prefix(before: str) -> _Prefix | None:
         return None
     words = re.findall(r"[A-Za-z]+(?:'[A-Za-z]+)?", rest)
     if words and words[-1].lower() in ("minus", "negative"):
-        if sign is not None or (words[-1].lower() == "minus" and len(words) > 1):
+        if sign is not None or (
+            words[-1].lower() == "minus" and words[-2:-1] and words[-2] not in _BE
+        ):
             return None  # "ten minus 5" subtracts
         sign = "-"
     if any(w.lower() in _NO_PREFIX or (len(w) == 1 and w not in "aAI") for w in words):
         return None
-    return _Prefix(-1 if sign == "-" else 1, currency)
+    return -1 if sign == "-" else 1, currency
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -361,12 +349,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if number is None:
         return None
     if match["exponent"]:
-        exponent = re.search(r"[+-]?[0-9]+\D*$", match["exponent"])
-        assert exponent is not None
-        digits = exponent[0].rstrip(" })")
-        if len(digits) > 4 or abs(int(digits)) > MAX_DIGITS:
+        if len(match["exponent"]) > 4 or abs(int(match["exponent"])) > MAX_DIGITS:
             return None
-        return number * Fraction(10) ** int(digits)
+        return number * Fraction(10) ** int(match["exponent"])
     if match["under"]:
         under = _decimal(match["under"])
         if not under:

@@ -8,61 +8,57 @@ Every pattern is linear. What is stated is looked for in at most notation.LIMIT 
 import re
 
 _CORRECTION = re.compile(
-    r"\b(?i:not|isn't) (?P<no>[^,;]{1,60}?)"
-    r"(?:(?:, [^,;]{1,60},|,)? but (?:rather )?|[,;.] (?i:it is|it's) )(?P<yes>.+)"
-    r"|^(?P<first>.{1,60}?)[,.?!…;-]{1,4} ?"
-    r"(?i:no|wait|sorry|I mean|actually|rather|correction)\b[,:;. -]*(?P<then>[^a-z].*)",
+    r"\b(?i:not|isn't) (?P<no>[^,;]{1,60}?)(?:(?:, [^,;]{1,60},|,)? but (?:rather )?"
+    r"|[,;.] (?i:it is|it's) )(?P<yes>.+)|^(?P<first>.{1,60}?)[,.?!…;-]{1,4} ?(?i:no|wait|sorry"
+    r"|I mean|actually|rather|correction)\b[,:;. -]*(?P<then>[^a-z].*)",
     re.DOTALL,
 )
 _AFTERTHOUGHT = re.compile(
-    r",? ?\(?\b(?:and not|y no|und nicht|et non(?: pas)?|not|instead of|rather than) (?:the )?\(?"
-    r"(?:[A-Z]\) ?)?[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
+    r",? ?\(?\b(?:and not|y no|und nicht|et non(?: pas)?|not|instead of|rather than) "
+    r"(?:the |an? )?\(?(?:[A-Z]\) ?)?[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$"
+    r"|, (?:and )?not (?:the |an? )?[a-z]{1,20}[.)]*$"
 )
 _NOTE = re.compile(
-    r"[,;]?\s(?:\((?!and\b|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?"
-    r"[A-Za-z][^()]{0,80}\)|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
-    r"|(?:as (?:of|computed|shown|found|in)|according to|compared (?:to|with)|confidence|see|cf\.?"
-    r"|\|)(?: |:).{0,120}"
-    r"|(?:i\.e\b|that is|which (?:is|leaves|means|makes)|(?:or )?equivalently)"
-    r"(?!.{0,80}\b(?:not|wrong|incorrect)\b).{0,80}"
-    r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
-    r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
+    r"[,;]?\s(?:\((?:[=≈~]|\\approx\b)[^()]{1,80}(?:\([^()]{0,40}\)[^()]{0,40})?\)|\((?!and\b"
+    r"|[^()]*\b(?:or|mod|base|maybe|perhaps|possibly)\b)(?:[0-9.,%]{1,12} )?[A-Za-z][^()]{0,80}\)"
+    r"|\((?:19|20)[0-9]{2}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]|(?:as (?:of|computed|shown|found|in)"
+    r"|according to|compared (?:to|with)|confidence|see|cf\.?|\|)(?: |:).{0,120}|(?:i\.e\b|that is"
+    r"|which (?:is|leaves|means|makes)|(?:or )?equivalently)(?!.{0,80}\b(?:not|wrong"
+    r"|incorrect)\b).{0,80}|with .{0,20}\b(?:confidence|certainty)\b.{0,120}|I(?: (?:think|believe"
+    r"|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,
 )
 _IN_YEAR = re.compile(r" in (?:19|20)[0-9]{2}[.\s]*$")
 _NUMBER = re.compile(r"[0-9][0-9.,/%]*")
 _BOUND = (
-    r"\b(?:(?:more|less|fewer|greater|larger|smaller|higher|lower|other) than|at (?:least|most)"
-    r"|up to|exceeding|except|unlike|almost|nearly|over|under|above|below|beyond|neither|nor"
-    r"|twice|double|triple|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of"
-    r"|(?:anything|everything|any|all|everyone|every [a-z]{1,15}) but"
-    r"|never|between [0-9.,]{1,20} and|[0-9] or)"
-    r"(?: the| a| an| for)? ?$"
-    r"|(?:\s[<>≤≥]|\\(?:le|ge|lt|gt)q?) ?$"
-    r"|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins|plus) de|au (?:moins|plus)"
-    r"|(?:menos|más) de|al menos) ?$"
+    r"\b(?:(?:more|less|[a-z]{2,10}er) than|at (?:least|most)"
+    r"|up to|exceed(?:s|ed|ing)?|except|(?:capped|limited) (?:at|to)|unlike|almost|nearly|over"
+    r"|under|above|below|beyond|neither|nor|twice|double|triple|(?:half|third|quarter|root|square"
+    r"|cube|opposite|reciprocal|negative) of|(?:anything|everything|any|all|everyone"
+    r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)(?: the| a| an| for)? ?$"
+    r"|(?:\s[<>≤≥]|\\(?:le|ge|lt|gt)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins"
+    r"|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
 _DENIED_AFTER = re.compile(
-    r"\b(?:wrong|incorrect|false|impossible|out of the question|not|never"
-    r"|cannot|[a-z]+n't|at (?:least|most)"
-    r"|or (?:more|less|fewer|so))\b"
-    r"|^ ?\+(?: |$)",
+    r"\b(?:wrong|incorrect|false|impossible|out of the question|not|never|cannot|[a-z]+n't"
+    r"|at (?:least|most)|or (?:more|less|fewer|so))\b|^ ?\+(?: |$)",
     re.IGNORECASE,
 )
 _DENIED_IN_TEXT = re.compile(
-    r"^ or (?:more|less|fewer)\b"
-    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:cannot|can't|could not|couldn't) be (?:the )?"
-    r"(?:right|correct|answer|solution|result|true)\b"
-    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:"
-    r"(?:n't| not| never) (?:the |a )?(?:right|correct|answer|solution|result)\b"
-    r"| (?:definitely |certainly |clearly |simply |just )?(?:the |a )?"
-    r"(?:wrong|incorrect|false|impossible)\b)",
+    r"^ or (?:more|less|fewer)\b|^[$)\]]{0,2}[a-z ]{0,20} (?:cannot|can't|could not"
+    r"|couldn't) be (?:the )?(?:right|correct|answer|solution|result|true)\b"
+    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:(?:n't| not| never) (?:the |a )?(?:right|correct"
+    r"|answer|solution|result)\b| (?:definitely |certainly |clearly |simply |just )?(?:the "
+    r"|a )?(?:wrong|incorrect|false|impossible)\b)",
     re.IGNORECASE,
 )
 
-
+NOT_THAT = re.compile(  # behind such words nothing is concluded: "earlier than Monday"
+    r"\b(?:than|after|before|from|since|not|nor|or|and|isn't|except|but|never|neither|cannot be"
+    r"|can't be|unlike)(?: the| a| an)? *$|\b(?:if|whether)\b[^,;]{0,60}$"
+)
 _REASON = re.compile(r"(?<=[0-9%])(?:: (?=[a-z])|,? (?:because|since) ).*$", re.DOTALL)
 
 

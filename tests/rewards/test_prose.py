@@ -80,6 +80,8 @@ HOSTILE = (
     " after being", ", who ", "might say but ", "either 1 or ", "9 in 9 ", "e.g.", "≈ 1 ", "1,5",
     " when it is in 19", "\nA) <-", "1 000 ", "total a has ", "can't solve ", "= 1 ", "= 1. 1 ",
     "the answer would be if ", "if it were would ",
+    "\nQ: ", "= 1\n\nProblem 1: ", "<|im_end|>", "x = 1 and ", "x < 1 or ", "$x^2$ ", "x^2 with ",
+    "**odd** ", "is odd, ", "- x = 1\n", "1 000 ", "the square root of ", " (≈ 1)", "x_1 since ",
 )  # fmt: skip
 
 
@@ -107,3 +109,53 @@ def test_a_place_counts_only_where_it_is_the_choice() -> None:
     assert choices.chosen(reasoned, options) == "C"
     assert choices.chosen("The second train is late, so I take the third option.", options) == "C"
     assert choices.chosen("The last one.", options) == "E"
+
+
+def test_what_follows_the_reply_does_not_count() -> None:
+    first = "3 * 4 = 12 pens."
+    assert correct(f"{first}\n\nQ: What is 5 * 5?\nA: The answer is 25.", "12")
+    assert correct(f"{first}<|im_end|>\n<|im_start|>user\nAnd 5 * 5?", "12")
+    assert correct(f"{first}\nHuman: And 5 * 5?\nAssistant: \\boxed{{25}}", "12")
+    assert correct("Problem: What is 3 * 4?\n\nSolution: The answer is 12.", "12")
+    assert correct("Question 1: A row?\n3 * 1 = 3\nQuestion 2: All rows?\n3 * 4 = 12", "12")
+
+
+def test_a_formula_is_read_from_the_end_of_a_sentence() -> None:
+    for text, truth in (
+        ("The roots are $-7$ and $3$.", "\\{-7,3\\}"),
+        ("The set of solutions is all x with x < -2 or x ≥ 3.", "(-\\infty,-2)\\cup[3,\\infty)"),
+        ("We get (x + 2)/7, since 7y = x + 2.", "\\frac{x+2}{7}"),
+        ("The solutions are:\n- x = 2\n- x = 5", "\\{2,5\\}"),
+        ("It is √5 (≈ 2.24) long.", "\\sqrt{5}"),
+        ("It is not $x + 1$ but $x - 1$.", "x-1"),
+        ("The minimum is −√2, attained at x = π/4.", "-\\sqrt{2}"),
+    ):
+        assert correct(text, truth), text
+    for text, truth in (
+        ("The roots are $-7$ and $4$.", "\\{-7,3\\}"),
+        ("It is not $x^2 - 1$.", "x^2-1"),
+        ("The area is bigger than 9π.", "9\\pi"),
+        ("We still have to factor $x^2 - 1$.", "(x-1)(x+1)"),
+        ("The number is $1011_3$.", "1011_2"),
+    ):
+        assert not correct(text, truth), text
+
+
+def test_words_are_an_answer_where_a_sentence_concludes_with_them() -> None:
+    for text in ("So f is **odd**.", "Hence f is odd, as claimed.", "f is odd, not even."):
+        assert correct(text, "\\text{odd}"), text
+    for text in ("f is not odd.", "If f is odd, it is 0.", "f is neither even nor odd."):
+        assert not correct(text, "\\text{odd}"), text
+
+
+def test_what_is_left_to_do_is_no_number() -> None:
+    assert not correct("Each of them gets 57/3 shells.", "19")
+    assert not correct("So there are 6 × 7.", "7") and not correct("So it is 10 - 3.", "3")
+    assert correct("Each of them gets 7/3 litres.", "7/3")
+
+
+def test_words_of_an_option_are_found_in_any_order() -> None:
+    options = ["Loss of 4%", "Gain of 4%", "Loss of 2%", "Gain of 2%", "No change"]
+    assert choices.chosen("So the trader makes a 4% loss.", options) == "A"
+    assert choices.chosen("So the trader does not make a 4% loss.", options) is None
+    assert choices.chosen("The answer is therefore one of A and C.", options) is None
