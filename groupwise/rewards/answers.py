@@ -72,6 +72,11 @@ _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
 _UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
 _EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
 _RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
+_BEGINS_AGAIN = re.compile(  # and is cut off before it comes to another answer
+    r"\b(?:wrong|mistake|incorrect|not right)\b.{0,200}\b(?:recompute|recalculate|redo|try again"
+    r"|start over)\b(?!.*(?:boxed|####))",
+    re.IGNORECASE | re.DOTALL,
+)
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
@@ -142,7 +147,8 @@ def _marked(text: str) -> str | None:
         return (boxed_answer(content) or content).strip()
     boxed = boxed_answer(text)
     if boxed is not None:
-        return "" if _EITHER_BOX.search(text[-TAIL:]) else boxed.strip()
+        tail = text[-TAIL:]
+        return "" if _EITHER_BOX.search(tail) or _BEGINS_AGAIN.search(tail) else boxed.strip()
     return _after_hashes(text) or in_json(text[-TAIL:])
 
 
@@ -181,8 +187,10 @@ def canonical_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """What the last \\boxed{...} holds, braces within it balanced. None if it never closes."""
+    """What the last \\boxed{...} that closes holds, braces within it balanced."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start > 0 and "}" not in text[start:]:
+        start = max(text.rfind("\\boxed{", 0, start), text.rfind("\\fbox{", 0, start))
     if start < 0:
         bare = list(_BARE_BOX.finditer(text[-TAIL:]))
         return bare[-1][1] if bare else None

@@ -81,10 +81,11 @@ _HESITATES = re.compile(
     r"|\b(?:one of|either|between) (?:(?:options?|choices?) )?\(?[A-J]\)?,? [^.!?\n]{0,20}"
     r"\b(?:and|or) \(?[A-J]\)?[.!]?$"
 )
+_BOLD = re.compile(r"\*{2,}")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SMALL = ("a", "an", "the", "of")
 _OPERATORS = [[sign] for sign in "+*/^-.,"]
-_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~")
+_IN_LATEX = re.compile(r"\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}|\\(?:[;,:!]|q?quad)")
 
 # The letter first, then reasons; a list of the options is none.
 _OPENS = re.compile(
@@ -115,7 +116,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if marked or named:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
-    tail = "\n" + _STRUCK_OUT.sub("", text[-TAIL:]).strip().replace("**", "")
+    tail = "\n" + _BOLD.sub("", text[-TAIL:].strip())
     marks, ticked = _MARKED.findall(tail), [one or other for one, other in _TICKED.findall(tail)]
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
@@ -206,6 +207,7 @@ def _mentioned(sentence: str, options: Sequence[str]) -> str | None:
 
 def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option that a short text names, by its letter or else by what it says."""
+    given = _IN_LATEX.sub(r"\1", given)  # (\text{E})\; 2:3
     with_text = _WITH_TEXT.fullmatch(given)
     if with_text and with_text[1] in letters:
         own = options[LETTERS.index(with_text[1])] if options else ""

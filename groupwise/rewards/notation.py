@@ -67,6 +67,7 @@ _TOKEN = re.compile(  # of chat templates, with the role that they name
     r"|(?:start|end)_header_id|assistant|user|system|return)\|>(?:(?:assistant|user|system)\b)?"
     r"|</?s>|<[be]os>|\[/?INST\]|<(?:start|end)_of_turn>(?:(?:model|user)\b)?"
 )
+_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~ ?")
 _ANSWERED = re.compile(  # a mark, a letter or number alone, a calculation, a conclusion
     r"\\boxed|####|</answer>|\banswer(?: is\b|\**: ?[^\n])"
     r"|\A\s{0,4}[*(]{0,3}(?:[A-J]|-?[0-9][0-9.,/]{0,15})[.)*]{0,4}(?=\n)|(?:[0-9)] ?="
@@ -83,11 +84,13 @@ _NEXT_EXERCISE = re.compile(
 
 def reply(text: str) -> str:
     """What a text says in reply: neither what it thinks before </think>, nor tokens of a chat
-    template, nor what follows the end of its turn, nor the exercises that it goes on with."""
+    template, nor what is struck out, nor what follows the end of its turn, nor the exercises that
+    it goes on with."""
     text = ascii_digits(text)
     *_, said = _THOUGHT.split(text, maxsplit=1)
     said = said if said.strip() else text
     text = next((part for part in _TOKEN.split(said) if part.strip()), said)
+    text = _STRUCK_OUT.sub("", text)
     answered = _ANSWERED.search(text, 0, _FAR)
     series = False  # "Question 1: ... Question 2: ..." leads to one answer, the last
     for label in _NEXT_EXERCISE.finditer(text, 0, _FAR):

@@ -45,6 +45,7 @@ _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
 )
 _EITHER = re.compile(
     r"\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
+    r"|(?<![0-9.,]) [0-9]{1,9} or [0-9]{1,9} [a-z]"
     r"|\bone of [$€£]?[0-9.,]{1,12}(?: [a-z]{1,12})? and [$€£]?[0-9]",
     re.IGNORECASE,
 )
