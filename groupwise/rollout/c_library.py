@@ -58,7 +58,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 def _folder() -> Path:
     """Only its owner may have written to what is loaded from it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "groupwise"
+    folder = Path(base) / "groupwise" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.stat()
     if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

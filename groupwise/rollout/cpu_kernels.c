@@ -11,7 +11,7 @@
 #define ROWS 16  /* rows that one thread normalises together */
 #define TILE 128 /* tokens of the vocabulary that are looked at together */
 #define MAX_GROUP 128
-#define MAX_SIZE 256
+#define MAX_HEAD_SIZE 256
 #define MAX_PAGE 256
 
 static inline float from_bits(int32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -73,6 +73,7 @@ static inline float gumbel(uint32_t token, uint32_t low, uint32_t high, float be
 }
 
 typedef struct { double sum; float max, best, logit; int64_t token; } Draw;
+_Static_assert(sizeof(Draw) == 32, "as cpu_kernels.py has it");
 
 /* One row's tokens from `first` to `last`: the softmax's maximum and sum, and the best with noise. */
 static void draw_part(const float *logits, int64_t stride, int64_t first, int64_t last, float temperature,
@@ -212,7 +213,7 @@ static inline __attribute__((always_inline)) void attend_page(const float *queri
     float weights[MAX_PAGE];
     for (int64_t g = 0; g < group; g++) {
         const float *query = queries + g * size;
-        float top = max[g], added = 0, sum[MAX_SIZE];
+        float top = max[g], added = 0, sum[MAX_HEAD_SIZE];
         for (int64_t j = 0; j < tokens; j++) {
             const float *key = keys + j * size;
             float score = 0;
@@ -250,7 +251,7 @@ void decode_attention(const float *q, const float *k, const float *v, float *out
 #pragma omp parallel for num_threads(threads) schedule(static) collapse(2)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < kv_heads; head++) {
-            float queries[MAX_GROUP * MAX_SIZE], sums[MAX_GROUP * MAX_SIZE], max[MAX_GROUP], total[MAX_GROUP];
+            float queries[MAX_GROUP * MAX_HEAD_SIZE], sums[MAX_GROUP * MAX_HEAD_SIZE], max[MAX_GROUP], total[MAX_GROUP];
             const int64_t *own = pages + row * width;
             int64_t newest = kv_lens[row], first = window && newest + 1 > window ? newest + 1 - window : 0;
             int64_t place = own[newest / page] + (head * page + newest % page) * size;

@@ -35,7 +35,7 @@ _ARGUMENTS = {
 
 
 @cache
-def kernels() -> ctypes.CDLL | None:
+def compiled_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None where they cannot be had."""
     try:
         library = load_library("cpu_kernels.c")
@@ -49,7 +49,7 @@ def kernels() -> ctypes.CDLL | None:
 
 
 def _kernels() -> ctypes.CDLL:
-    library = kernels()
+    library = compiled_kernels()
     assert library is not None
     return library
 

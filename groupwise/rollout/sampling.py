@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from groupwise.policy.token_logprobs import row_parts
-from groupwise.rollout.cpu_kernels import draw_tokens, kernels
+from groupwise.rollout.cpu_kernels import compiled_kernels, draw_tokens
 from groupwise.rollout.noise import gumbel
 from groupwise.types import Sampling
 
@@ -45,7 +45,7 @@ def sample_tokens(
 
 def _takes_cpu_kernel(logits_BV: Tensor, sampling: Sampling) -> bool:
     here = logits_BV.device.type == "cpu" and logits_BV.dtype == torch.float32
-    return here and keeps_all_tokens(sampling) and kernels() is not None
+    return here and keeps_all_tokens(sampling) and compiled_kernels() is not None
 
 
 def keeps_all_tokens(sampling: Sampling) -> bool:

@@ -19,14 +19,22 @@ from groupwise.rollout.noise import answer_key, key_tensor
 from groupwise.types import Completion, Request, Sampling
 from small_models import FAMILIES, random_policy
 
-needs_kernels = pytest.mark.skipif(cpu_kernels.kernels() is None, reason="no C compiler here")
+needs_kernels = pytest.mark.skipif(
+    cpu_kernels.compiled_kernels() is None, reason="no C compiler here"
+)
 PROMPTS = [(5, 6, 7), (9,), tuple(range(11, 25)), (4, 4, 4, 4, 4, 4, 4, 8)]
 
 
 @pytest.fixture
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sampling", "native.cpu_attention", "native.fused_layers"):
-        monkeypatch.setattr(f"groupwise.rollout.{module}.kernels", lambda: None)
+        monkeypatch.setattr(f"groupwise.rollout.{module}.compiled_kernels", lambda: None)
+
+
+def test_sizes_are_the_same_in_c_and_in_python() -> None:
+    source = Path(cpu_kernels.__file__).with_suffix(".c").read_text()
+    for name in ("MAX_GROUP", "MAX_HEAD_SIZE", "MAX_PAGE"):
+        assert f"#define {name} {getattr(cpu_kernels, name)}\n" in source
 
 
 @needs_kernels
@@ -197,11 +205,13 @@ def test_without_kernels_the_same_tokens_are_sampled(family: str, no_kernels: No
     assert isinstance(plain.scheduler.decoder.attention.without_triton, PageAttention)
     with pytest.MonkeyPatch.context() as undone:
         for module in ("sampling", "native.cpu_attention", "native.fused_layers"):
-            undone.setattr(f"groupwise.rollout.{module}.kernels", cpu_kernels.kernels)
+            undone.setattr(
+                f"groupwise.rollout.{module}.compiled_kernels", cpu_kernels.compiled_kernels
+            )
         engine = NativeEngine(policy, 16, page=4)
         assert tokens_of(generate(engine, requests, Sampling(12))) == tokens_of(without)
         assert engine.scheduler is not None
-        kind = CpuAttention if cpu_kernels.kernels() is not None else PageAttention
+        kind = CpuAttention if cpu_kernels.compiled_kernels() is not None else PageAttention
         assert isinstance(engine.scheduler.decoder.attention.without_triton, kind)
 
 
@@ -223,12 +233,12 @@ def test_a_library_is_compiled_once_and_a_failure_says_why(
     monkeypatch.setenv("CC", str(fake))
     with pytest.raises(c_library.NoLibraryError, match="this is broken"):
         c_library.load_library("cpu_kernels.c")
-    assert os.listdir(tmp_path / "groupwise") == [], "nothing is left of it"
+    assert os.listdir(tmp_path / "groupwise" / "kernels") == [], "nothing is left of it"
     monkeypatch.undo()
-    if cpu_kernels.kernels() is not None:
+    if cpu_kernels.compiled_kernels() is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         c_library.load_library("cpu_kernels.c")
-        (library,) = (tmp_path / "groupwise").iterdir()
+        (library,) = (tmp_path / "groupwise" / "kernels").iterdir()
         before = library.stat().st_mtime_ns
         c_library.load_library("cpu_kernels.c")
         assert library.stat().st_mtime_ns == before
@@ -238,8 +248,9 @@ def test_a_folder_that_others_may_write_to_is_not_loaded_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "groupwise").mkdir()
-    (tmp_path / "groupwise").chmod(0o777)
+    folder = tmp_path / "groupwise" / "kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
     with pytest.raises(
         c_library.NoLibraryError, match=r"may be written to by others|no C compiler"
     ):

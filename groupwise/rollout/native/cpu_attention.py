@@ -12,8 +12,8 @@ from groupwise.rollout.cpu_kernels import (
     MAX_GROUP,
     MAX_HEAD_SIZE,
     MAX_PAGE,
+    compiled_kernels,
     decode_attention,
-    kernels,
 )
 from groupwise.rollout.native.kv_cache import PagedKVCache
 
@@ -31,7 +31,7 @@ class CpuAttention:
         fits = (
             fits and shape.query_heads <= MAX_GROUP * shape.heads and shape.dtype == torch.float32
         )
-        return here and fits and kernels() is not None
+        return here and fits and compiled_kernels() is not None
 
     def begin_step(self, table_nw: np.ndarray, counts_n: np.ndarray, kv_lens_n: np.ndarray) -> None:
         self.table = torch.from_numpy(self.cache.offsets[table_nw])

@@ -20,7 +20,7 @@ from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.policy.attention import AttentionOptions, use_attention
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
-from groupwise.rollout.cpu_kernels import kernels
+from groupwise.rollout.cpu_kernels import compiled_kernels
 from groupwise.rollout.native.decode_attention import DecodeAttention
 from groupwise.rollout.native.gated_mlp import is_gated_mlp
 from groupwise.rollout.native.llama_layer import RunLayers, is_llama_like, layer_weights
@@ -142,7 +142,9 @@ def _kernels_for(device: torch.device, layers: list[Any]) -> LayerKernels | None
         from groupwise.rollout.native.fused_layers_cuda import run_layers
 
         return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05)
-    if device.type == "cpu" and all(is_llama_like(x, torch.float32) for x in layers) and kernels():
+    if device.type != "cpu" or compiled_kernels() is None:
+        return None
+    if all(is_llama_like(layer, torch.float32) for layer in layers):
         from groupwise.rollout.native.fused_layers_cpu import run_layers
 
         return LayerKernels(run_layers, rows=(3, 8), tolerance=1e-4)
