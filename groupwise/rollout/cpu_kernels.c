@@ -31,7 +31,7 @@ static inline float exp_of(float x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    return p * from_bits(((int32_t)k + 127) << 23);
+    return p * from_bits((int32_t)((uint32_t)((int32_t)k + 127) << 23));
 }
 
 /* log by e ln(2) + 2 atanh(s), s = (m - 1) / (m + 1), for m between sqrt(1/2) and sqrt(2). */
