@@ -41,7 +41,7 @@ class Pace:
 
 
 CUDA = Pace(40e-6, 1e-6, 0.05, 1.0, 1.2, 8.0, 8.0, 2e-3)
-CPU = Pace(0.5e-3, 1e-6, 0.05, 5.0, 2.1, 0.0, 0.0, 0.5e-3)
+CPU = Pace(0.2e-3, 1e-6, 0.05, 1.8, 2.1, 0.0, 0.0, 0.5e-3)
 EAGER_DECODE_LAYER = 0.9e-3
 """transformers' generate: a layer of a decode step, launched from Python."""
 ADAPTED_DECODE_LAYER = 110e-6
