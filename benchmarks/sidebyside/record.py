@@ -20,9 +20,13 @@ def record(
     longest: int,
     **notes: Any,
 ) -> Measurement:
-    """Medians of the steps after the warm-up. `steps` and `tokens` begin with the warm-up's."""
+    """Medians of the steps after the warm-up, and how long the first step took: it compiles.
+
+    `steps` and `tokens` begin with the warm-up's.
+    """
     counted = steps[setting.warmup :]
     medians = {name: statistics.median(step[name] for step in counted) for name in counted[0]}
+    notes["first"] = steps[0].get("step", steps[0]["generation"])
     if setting.device == "cuda":
         notes["reserved_bytes"] = torch.cuda.max_memory_reserved()
     return Measurement(

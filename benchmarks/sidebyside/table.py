@@ -7,7 +7,7 @@ from sidebyside.floor import floor_seconds
 from sidebyside.settings import Failure, Measurement, Setting, Size
 
 PHASES = ("generation", "reference", "update", "step")
-COLUMNS = (*PHASES, "tokens/s", "peak GiB", "generation x", "step x")
+COLUMNS = (*PHASES, "first", "tokens/s", "peak GiB", "generation x", "step x")
 HEAD = f"{'seconds':<20}" + "".join(f"{name:>13}" for name in COLUMNS)
 
 
@@ -24,6 +24,7 @@ def row(result: Measurement | Failure, ours: Measurement | None = None) -> str:
     seconds = result.seconds
     cells = [_cell(seconds.get(phase)) for phase in PHASES]
     whole = seconds.get("step", seconds["generation"])
+    cells += [_cell(result.notes.get("first"))]
     cells += [_cell(result.tokens / whole), _cell(result.peak_bytes / 2**30 or None)]
     for phase in ("generation", "step"):
         known = ours is not None and phase in seconds and result is not ours
