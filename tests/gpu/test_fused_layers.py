@@ -2,6 +2,7 @@
 
 import importlib
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,10 @@ from torch import Tensor
 from engines import generate
 from groupwise.policy.load import make_policy
 from groupwise.policy.token_logprobs import plain_logprobs, token_logprobs
+from groupwise.rollout.native import kv_cache
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
+from groupwise.rollout.native.prefill import Context, prefill
 from groupwise.types import Request, Sampling
 from small_models import random_model, tokenizer
 
@@ -71,6 +74,36 @@ def test_sampled_log_probs_are_those_of_the_models_own_layers(
             own = logprobs[2:-1].gather(-1, tokens[0, 3:, None]).squeeze(-1)
             assert (own.cpu() - torch.tensor(answer.logprobs)).abs().mean() < 0.05
     assert isinstance(engine.graphs and engine.graphs.layers, FusedLayers)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@torch.no_grad()
+def test_prefills_are_those_of_the_models_own_layers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their logits and pages, of whole contexts and of what follows pages that are filled."""
+    monkeypatch.setattr(kv_cache, "CHUNK_BYTES", 1)  # a chunk is 16 pages: several are needed
+    policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
+    cache = kv_cache.PagedKVCache(kv_cache.kv_shape(policy), 32)
+    texts = [np.arange(n) % 20 + 5 for n in (3, 70, 400, 33)]
+
+    def filled(layers: FusedLayers | None) -> list[Tensor]:
+        contexts = []
+        for tokens in texts:
+            count = cache.pages_for(len(tokens))
+            assert cache.pool.reserve(count)
+            contexts.append(Context(tokens, cache.pool.alloc(count), 0))
+        logits = prefill(policy, cache, contexts, layers)
+        pages = np.array([page for context in contexts for page in context.pages])
+        later = [Context(c.tokens, c.pages, (len(c.tokens) - 1) // 32) for c in contexts]
+        kept = [cache.read(n, pages) for n in range(cache.shape.layers)]
+        return [logits, *kept, prefill(policy, cache, later, layers)]
+
+    ours = fused_layers(policy)
+    assert ours is not None
+    for own, expected in zip(filled(ours), filled(None), strict=True):
+        assert gap(own, expected.double()) < 0.02
+    assert len(cache.chunks) > 1
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])

@@ -317,9 +317,11 @@ def test_on_cuda_few_that_wait_start_together_and_many_at_once(
     ahead = "launched ahead" in request.node.name
     prefilled: list[int] = []
 
-    def counted(policy: Policy, cache: PagedKVCache, contexts: Sequence[Context]) -> torch.Tensor:
+    def counted(
+        policy: Policy, cache: PagedKVCache, contexts: Sequence[Context], *layers: Any
+    ) -> torch.Tensor:
         prefilled.append(len(contexts))
-        return prefill(policy, cache, contexts)
+        return prefill(policy, cache, contexts, *layers)
 
     monkeypatch.setattr(scheduling, "prefill", counted)
     engine = NativeEngine(endless(random_policy()), 32, page=4)

@@ -101,6 +101,8 @@ class DecodeGraphs:
         self.policy, self.max_batch = policy, max_batch
         self.compile_layers = compile_layers
         self.layers: FusedLayers | CompiledDecodeLayers | None = None
+        self._tried = False
+        """Whether it was tried to have the layers run by our kernels."""
         self._sample = torch.compile(sample_tokens)
         self._end_step = torch.compile(end_step, dynamic=True) if compile_layers else end_step
         self.buffers: Buffers | None = None
@@ -127,9 +129,9 @@ class DecodeGraphs:
 
     def follow_weights(self) -> None:
         """Weights that are now elsewhere in memory invalidate the graphs and fused projections."""
-        if self.captured and weight_addresses(self.policy) != self.weights:
+        if self._tried and weight_addresses(self.policy) != self.weights:
             self.reset()
-            self.layers = None
+            self.layers, self._tried = None, False
 
     def launch(
         self,
@@ -252,11 +254,17 @@ class DecodeGraphs:
                 self._step(attention, key)
         torch.cuda.current_stream().wait_stream(side)
 
+    @property
+    def fused(self) -> FusedLayers | None:
+        """The model's layers by our kernels, where it is of their kind."""
+        if not self._tried:
+            self.layers = fused_layers(self.policy) if self.compile_layers else None
+            self.weights, self._tried = weight_addresses(self.policy), True
+        return self.layers if isinstance(self.layers, FusedLayers) else None
+
     def _prepare(self, attention: DecodeAttention) -> None:
         """Compile the layers if that is wanted and possible; note the weights' addresses."""
-        if self.compile_layers and self.layers is None:
-            self.layers = fused_layers(self.policy)
-        if self.compile_layers and self.layers is None:
+        if self.fused is None and self.compile_layers and self.layers is None:
             problem = compile_problem(self.policy.model, attention)
             if problem is None:
                 self.layers = CompiledDecodeLayers(self.policy.model)

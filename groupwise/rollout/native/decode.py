@@ -57,6 +57,11 @@ class Decoder:
         """How many steps were launched and not read."""
         return self.launched.steps if self.launched else 0
 
+    @property
+    def prefill_layers(self) -> FusedLayers | None:
+        """What runs the model's layers in a prefill, if not they themselves."""
+        return self.graphs.fused if self.graphs is not None else None
+
     def decode(
         self, batch: RunningBatch, version: int = 0, *, ahead: bool = False
     ) -> Iterator[Drawn]:

@@ -39,7 +39,7 @@ def _scores(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def _rotated(x, partner_ptrs, mask, cos, sin):
+def rotated(x, partner_ptrs, mask, cos, sin):
     """Numbers of a head with their rotary positions; `partner_ptrs`: those of its other half."""
     partner = tl.load(partner_ptrs, mask=mask, other=0.0).to(tl.float32)
     wide = x.to(tl.float32) * cos.to(tl.float32) + partner * sin.to(tl.float32)
@@ -77,8 +77,8 @@ def _decode_attention(
         first = d < HEAD_SIZE // 2
         sin = tl.where(first, -sin, sin)
         partner = tl.where(first, d + HEAD_SIZE // 2, d - HEAD_SIZE // 2)
-        q = _rotated(q, q_ptrs + partner[None, :], q_mask, cos[None, :], sin[None, :])
-        k_new = _rotated(k_new, k_ptr + partner, d_mask, cos, sin)
+        q = rotated(q, q_ptrs + partner[None, :], q_mask, cos[None, :], sin[None, :])
+        k_new = rotated(k_new, k_ptr + partner, d_mask, cos, sin)
     v_new = tl.load(v_ptr + row * v_row + head * v_head + d, mask=d_mask, other=0.0)
     table_ptr = page_table_ptr + row * table_row
     in_page = head * PAGE * HEAD_SIZE

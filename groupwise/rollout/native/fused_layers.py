@@ -1,4 +1,4 @@
-"""Decoder layers of Llama's kind, computed for a decode step by our own kernels.
+"""Decoder layers of Llama's kind, computed by our own kernels: decode steps, on CUDA prefills too.
 
 A layer is a few calls: of Triton kernels on CUDA (fused_layers_cuda.py), of C on a CPU
 (fused_layers_cpu.py). Whether a model has such layers is found by its modules, and then tried: all
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from groupwise.policy.attention import AttentionOptions, use_attention
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.rollout.cpu_kernels import compiled_kernels
-from groupwise.rollout.native.decode_attention import DecodeAttention
 from groupwise.rollout.native.gated_mlp import is_gated_mlp
 from groupwise.rollout.native.llama_layer import RunLayers, is_llama_like, layer_weights
 
@@ -29,6 +28,22 @@ log = logging.getLogger("groupwise")
 
 Rotary = tuple[Tensor, Tensor]
 """(n, D) cosines and sines of the rows' positions."""
+
+
+class RotaryAttention(Protocol):
+    """Attention of a decode step, or on CUDA of a prefill."""
+
+    def with_rotary(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: Rotary,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Of (n, heads, 1, D) queries and keys that have no positions yet."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,7 @@ class FusedLayers:
         self.options = self._tried(policy)
 
     @contextmanager
-    def in_use(self, attention: DecodeAttention) -> Iterator[None]:
+    def in_use(self, attention: RotaryAttention) -> Iterator[None]:
         """While this is open, the model's layers and its last norm are computed here."""
 
         def attend(n: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
@@ -65,10 +80,11 @@ class FusedLayers:
         """The first layer's call runs all of them and the norm; the others pass it on."""
 
         def run(hidden: Tensor, *_: Any, position_embeddings: Rotary, **__: Any) -> Tensor:
-            cos, sin = (x.expand(len(hidden), -1, -1)[:, 0] for x in position_embeddings)
+            tokens, size = hidden.shape[:2], hidden.shape[2]
+            cos, sin = (x.expand(*tokens, -1).flatten(0, 1) for x in position_embeddings)
             attended = partial(self._attended, (cos, sin), attend)
-            norm = self.final_norm.weight
-            return self.kernels.run(self.layers, norm, hidden[:, 0], attended)[:, None]
+            norm, rows = self.final_norm.weight, hidden.reshape(-1, size)
+            return self.kernels.run(self.layers, norm, rows, attended).view_as(hidden)
 
         def same(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
             return hidden

@@ -112,9 +112,10 @@ class PagePool:
                 self.named[name], self.names[page] = page, name
 
     def _names_of(self, tokens: np.ndarray) -> Iterator[Name]:
-        digest = hashlib.blake2b(digest_size=16)
-        for end in range(self.page, len(tokens) + 1, self.page):
-            digest.update(tokens[end - self.page : end].astype(np.int64).tobytes())
+        digest, held = hashlib.blake2b(digest_size=16), tokens.astype(np.int64).tobytes()
+        size = self.page * np.dtype(np.int64).itemsize
+        for end in range(size, len(held) + 1, size):
+            digest.update(held[end - size : end])
             yield digest.digest()
 
     def forget_names(self) -> None:

@@ -148,7 +148,8 @@ class Scheduler:
             chosen.append((Context(context, held + pool.alloc(new), len(held)), same))
             tokens, answers = tokens + size, answers + len(same)
         if chosen:
-            logits = prefill(self.policy, self.cache, [context for context, _ in chosen])
+            contexts = [context for context, _ in chosen]
+            logits = prefill(self.policy, self.cache, contexts, self.decoder.prefill_layers)
             for (context, same), logits_V in zip(chosen, logits, strict=True):
                 pool.name(context.tokens, context.pages)
                 self.prefilled.append(Prefilled(context, logits_V, same))
