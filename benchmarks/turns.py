@@ -23,8 +23,8 @@ from groupwise.load import make_engine
 from groupwise.policy.load import make_policy
 from groupwise.policy.policy import Policy
 from groupwise.policy.prompts import fit_prompts
-from groupwise.rollout.collect import Prompted, sample_group
 from groupwise.rollout.engine import Engine
+from groupwise.rollout.groups import Prompted, sample_group
 from groupwise.types import Group, Problem, Sampling
 from sidebyside import models
 from sidebyside.record import synchronize

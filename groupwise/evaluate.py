@@ -16,7 +16,7 @@ from typing import Any
 from groupwise.load import Parts
 from groupwise.rewards.base import weighted
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, scores_of
+from groupwise.rollout.groups import Prompted, scores_of
 from groupwise.tasks.base import Split
 from groupwise.types import Group, Problem, Sampling
 

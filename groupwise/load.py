@@ -31,9 +31,9 @@ from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import Prompted, reward_weights, sample_group, score_groups
 from groupwise.rollout.engine import Engine, EngineElsewhere, wait_for
 from groupwise.rollout.engine_thread import EngineThread
+from groupwise.rollout.groups import Prompted, reward_weights, sample_group, score_groups
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine

@@ -96,7 +96,7 @@ def make_profile(parts: Parts) -> Profile:
 
     rollout = collect(parts, state)
     sampling = _measured(again(lambda: collect(parts, state)), device)
-    update = _measured(again(lambda: grpo_step(parts, state, lambda *_: rollout)), device)
+    update = _measured(again(lambda: grpo_step(parts, state, rollout)), device)
     peak = measure_peak(device.type)
     groups = rollout.groups
     sampling_work, update_work = _work(parts, groups)

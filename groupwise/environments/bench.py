@@ -36,8 +36,8 @@ from groupwise.errors import ConfigError, RewardError, quoted
 from groupwise.rewards.adversaries import FORMS
 from groupwise.rewards.bench import Solved, mean_of_known, shown, solve_problems
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.collect import score_groups
 from groupwise.rollout.engine import wait_for
+from groupwise.rollout.groups import score_groups
 from groupwise.rollout.noise import answer_key
 from groupwise.tasks.base import Task
 from groupwise.types import Completion, Group, Problem, Request, Sampling

@@ -7,7 +7,7 @@ from groupwise.errors import ModelError
 from groupwise.load import Parts, load_parts
 from groupwise.policy.prompts import prompt_tokens
 from groupwise.report.conversation import answer_text, answer_tokens
-from groupwise.rollout.collect import scores_of
+from groupwise.rollout.groups import scores_of
 from groupwise.tasks.base import Task
 from groupwise.tracking.console import console, printable, prompt_text
 from groupwise.types import Group, Problem, Sampling

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from groupwise.load import Parts
 from groupwise.rollout.batching import Batched
-from groupwise.rollout.collect import Prompted, Rollout, sample_group, score_groups
 from groupwise.rollout.engine import wait_for
+from groupwise.rollout.groups import Prompted, Rollout, sample_group, score_groups
 from groupwise.tracking.activity import doing
 from groupwise.training.clock import spent
 from groupwise.training.sampler import draw

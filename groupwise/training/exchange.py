@@ -18,7 +18,7 @@ from groupwise.distributed.world import World, even_shares
 from groupwise.objective.advantages import GroupRewards
 from groupwise.objective.assign import assign_advantages
 from groupwise.objective.objective import Objective
-from groupwise.rollout.collect import Prompted, Rollout
+from groupwise.rollout.groups import Prompted, Rollout
 from groupwise.types import Group, Problem, group_from_json, to_json
 
 Estimate = Callable[[GroupRewards], Tensor]
@@ -34,7 +34,9 @@ class Exchange:
     """Whether each rank samples its share; else rank 0 samples for all."""
 
     def scatter(self, rollout: Rollout, minibatches: int) -> Rollout:
-        """Rank 0's rollout: of each optimizer step every rank gets about as many tokens."""
+        """Of rank 0's rollout every rank gets, for each optimizer step, about as many tokens."""
+        if self.in_shares:
+            return rollout
         world = self.world
         shares: list[list[int]] = [[] for _ in range(world.size)]
         for first, last in minibatch_bounds(len(rollout.groups), minibatches):

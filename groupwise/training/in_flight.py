@@ -19,8 +19,8 @@ from torch import Tensor
 from groupwise.config import InFlight
 from groupwise.distributed.world import World
 from groupwise.load import Parts
-from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine_thread import EngineThread
+from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import phase
 from groupwise.training.collect import Answering
 from groupwise.training.sampler import draw

@@ -2,6 +2,8 @@
 
 import logging
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,7 +11,7 @@ from groupwise.diagnose import Watch
 from groupwise.environments.metrics import episode_metrics
 from groupwise.errors import EngineGoneError, Interrupted
 from groupwise.load import Parts
-from groupwise.rollout.collect import Rollout
+from groupwise.rollout.groups import Rollout
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.findings import note
 from groupwise.tracking.run import RunFolder, read_metrics
@@ -46,24 +48,13 @@ def run_loop(
         with rollouts.settled():
             return save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
 
-    def save_and_leave_if_asked() -> None:
+    def save_and_leave_if_asked(*sampled: Rollout) -> None:
         if stop.agreed(world):
+            state.pending[:0] = sampled
             raise Interrupted(
                 f"stopped by {stop.requested} after step {state.step}, saved to {save()}; "
                 "the same command goes on from there"
             )
-
-    def sample(parts: Parts, state: TrainState) -> Rollout:
-        """The next rollout. Sampling takes long: a signal in the meantime is answered here."""
-        try:
-            state.pending.insert(0, rollouts.take())
-        except EngineGoneError as error:
-            raise _saved_first(error, parts, state, run) from error
-        save_and_leave_if_asked()
-        rollout = state.pending.pop(0)
-        if state.exchange is not None and not state.exchange.in_shares:
-            return state.exchange.scatter(rollout, config.batch.minibatches)
-        return rollout
 
     call = partial(callbacks.call, state=state, steps=config.steps)
     log_line = partial(log_step, run=run, trackers=trackers, watch=watch)
@@ -73,7 +64,12 @@ def run_loop(
     with Usage() as usage:
         while state.step < config.steps and reason is None:
             with Clock() as clock:
-                step = grpo_step(parts, state, sample)
+                with saved_if_engine_is_gone(parts, state, run):
+                    rollout = rollouts.take()
+                save_and_leave_if_asked(rollout)  # sampling takes long
+                if state.exchange is not None:
+                    rollout = state.exchange.scatter(rollout, config.batch.minibatches)
+                step = grpo_step(parts, state, rollout)
                 rollouts.follow()
                 evaluations.begin_if_due()
                 state.seconds += clock.total
@@ -116,15 +112,17 @@ def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
         run.log_rollouts(state.step, groups)
 
 
-def _saved_first(
-    error: EngineGoneError, parts: Parts, state: TrainState, run: RunFolder
-) -> EngineGoneError:
-    """The error, after what was trained so far is saved: the step that it ended had not begun."""
-    if parts.config.timing.max_staleness or state.optimizer.world.size > 1:
-        # What older weights owed is not there, or others are in the middle of something.
-        return EngineGoneError(f"{error}: it goes on from the last checkpoint")
-    folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
-    return EngineGoneError(f"{error}: it goes on from {folder}")
+@contextmanager
+def saved_if_engine_is_gone(parts: Parts, state: TrainState, run: RunFolder) -> Iterator[None]:
+    """What was trained so far is saved: the step that sampling was to be for had not begun."""
+    try:
+        yield
+    except EngineGoneError as error:
+        if parts.config.timing.max_staleness or state.optimizer.world.size > 1:
+            # What older weights owed is not there, or others are in the middle of something.
+            raise EngineGoneError(f"{error}: it goes on from the last checkpoint") from error
+        folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
+        raise EngineGoneError(f"{error}: it goes on from {folder}") from error
 
 
 def log_step(line: dict[str, Any], run: RunFolder, trackers: Trackers, watch: Watch) -> None:

@@ -26,9 +26,9 @@ from torch import Tensor
 from groupwise.config import Ahead, InFlight, InTurn
 from groupwise.distributed.world import ALONE, World
 from groupwise.load import Parts
-from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine import Engine, wait_for
 from groupwise.rollout.engine_thread import EngineThread
+from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import phase
 from groupwise.training.collect import collect_step
 from groupwise.training.exchange import own_share

@@ -9,8 +9,8 @@ from torch import Tensor
 from groupwise.policy.load import Policy
 from groupwise.policy.reference import KLReference
 from groupwise.policy.weights import trained_weights
-from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine import Engine
+from groupwise.rollout.groups import Rollout
 from groupwise.training.exchange import Exchange
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.optim import TrainingOptimizer

@@ -9,13 +9,13 @@ random is keyed by the step number, so making a step again gives the same result
 resume exact.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from groupwise.batch import Batch
 from groupwise.load import Parts
+from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import phase
-from groupwise.training.collect import Rollout, collect
+from groupwise.training.collect import collect
 from groupwise.training.exchange import assign_over_ranks
 from groupwise.training.recorder import Recorder
 from groupwise.training.state import TrainState
@@ -35,17 +35,18 @@ class Step:
 def grpo_step(
     parts: Parts,
     state: TrainState,
-    sample: Callable[[Parts, TrainState], Rollout] = collect,
+    rollout: Rollout | None = None,
     recorder: Recorder | None = None,
 ) -> Step:
     """Sample groups of answers, score them, and learn from those that differ from their group.
 
-    Moves weights, moments, step count and data position.
+    `rollout`: groups of this step that were sampled and scored before. Moves weights, moments, step
+    count and data position.
     """
     config, world = parts.config, state.optimizer.world
 
     # N problems, G answers to each, a reward for every answer.
-    rollout = sample(parts, state)
+    rollout = rollout or collect(parts, state)
 
     # Old and reference log-probs: what must be known before the first update, where it is needed.
     with phase("logprobs"):

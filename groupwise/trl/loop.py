@@ -5,7 +5,6 @@ rollout with all its optimizer steps; callbacks hear of each of these once the r
 from, and what they ask for (an evaluation, a checkpoint, to stop) is done then.
 """
 
-from functools import partial
 from typing import Any
 
 from groupwise.diagnose import Watch
@@ -39,7 +38,6 @@ class Training:
         self.trainer, self.parts, self.state, self.run, self.stop = trainer, parts, state, run, stop
         self.callbacks, self.length = trainer.callbacks, trainer.length
         self.watch = Watch(parts.config, read_metrics(run.path))
-        self.sample = partial(sample_rollout, pool=trainer.pool)
         self.losses: list[float] = []
         """Since the last log."""
         self.total_loss, self.steps_taken = 0.0, 0
@@ -63,7 +61,8 @@ class Training:
         self.callbacks("on_step_begin")
         recorder = Recorder(tokens=False)
         with Clock() as clock:
-            step = grpo_step(self.parts, self.state, self.sample, recorder)
+            rollout = sample_rollout(self.parts, self.state, self.trainer.pool)
+            step = grpo_step(self.parts, self.state, rollout, recorder)
             self.state.seconds += clock.total
             line = metrics_line(step, clock, self.parts, self.state)
         trainer = self.trainer

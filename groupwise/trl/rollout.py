@@ -19,7 +19,7 @@ from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.packing import microbatches
 from groupwise.policy.reference import KLReference
-from groupwise.rollout.collect import Prompted, Rollout
+from groupwise.rollout.groups import Prompted, Rollout
 from groupwise.training.clock import phase
 from groupwise.training.collect import next_problems
 from groupwise.training.metrics import add_metrics, means

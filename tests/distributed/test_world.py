@@ -22,7 +22,7 @@ from groupwise.errors import ConfigError, RankLost
 from groupwise.objective.assign import assign_advantages
 from groupwise.policy.logprobs import with_blanks
 from groupwise.policy.packing import microbatches
-from groupwise.rollout.collect import Rollout
+from groupwise.rollout.groups import Rollout
 from groupwise.training.exchange import Exchange, assign_over_ranks, own_share
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.parallel import check_ranks, kind_for

@@ -17,7 +17,7 @@ from groupwise.load import load_parts
 from groupwise.objective.assign import assign_advantages
 from groupwise.objective.objective import Objective
 from groupwise.recipe import load_recipe
-from groupwise.rollout.collect import Rollout
+from groupwise.rollout.groups import Rollout
 from groupwise.training.exchange import assign_over_ranks, own_share
 from groupwise.training.in_flight import recent_tokens
 from groupwise.types import Completion, Episode, Group, Problem

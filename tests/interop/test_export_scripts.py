@@ -24,7 +24,7 @@ from groupwise.load import load_parts
 from groupwise.objective.assign import assign_advantages
 from groupwise.objective.objective import PRESETS
 from groupwise.recipe import write_config
-from groupwise.rollout.collect import score_groups
+from groupwise.rollout.groups import score_groups
 from groupwise.training.api import start_state
 from groupwise.training.sampler import draw
 from groupwise.types import Completion, Group

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from groupwise.load import load_parts
-from groupwise.rollout.collect import Prompted, Rollout
 from groupwise.rollout.engine import wait_for
+from groupwise.rollout.groups import Prompted, Rollout
 from groupwise.training import collect
 from groupwise.types import Group
 from runs import small_config

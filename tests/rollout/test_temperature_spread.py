@@ -10,8 +10,8 @@ import torch
 from groupwise.errors import ConfigError
 from groupwise.policy.policy import Policy
 from groupwise.policy.token_logprobs import token_logprobs
-from groupwise.rollout.collect import sample_group
 from groupwise.rollout.engine import Engine, wait_for
+from groupwise.rollout.groups import sample_group
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.rollout.transformers import TransformersEngine

@@ -14,8 +14,8 @@ from groupwise.errors import RewardError
 from groupwise.load import Parts, load_parts
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
-from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine import wait_for
+from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import Clock
 from groupwise.training.collect import collect_step
 from groupwise.training.sampler import draw

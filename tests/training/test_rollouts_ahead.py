@@ -23,8 +23,8 @@ from groupwise.errors import ConfigError, Interrupted, ModelError
 from groupwise.load import describe_place
 from groupwise.policy.weights import trained_weights
 from groupwise.recipe import parse
-from groupwise.rollout.collect import Rollout
 from groupwise.rollout.engine_thread import EngineThread
+from groupwise.rollout.groups import Rollout
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import train
 from groupwise.training.rollouts import RolloutsAhead, copied
