@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines import generate
-from groupwise.policy.load import make_policy
+from groupwise.config import AdapterSettings
+from groupwise.policy.adapters import add_adapter
+from groupwise.policy.load import Policy, make_policy
 from groupwise.policy.token_logprobs import plain_logprobs, token_logprobs
 from groupwise.rollout.native import kv_cache
 from groupwise.rollout.native.engine import NativeEngine
@@ -31,6 +33,24 @@ def gap(ours: Tensor, expected: Tensor) -> float:
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16) / 4
+
+
+@torch.no_grad()
+def policy_of(family: str, rank: int = 0) -> Policy:
+    """A random model whose norms of heads and whose adapter of this rank, if any, do something."""
+    model = random_model(family, torch.bfloat16, **SIZES).to("cuda")
+    settings = AdapterSettings(rank=rank or 1, alpha=2.0 * rank)
+    adapter = add_adapter(model, settings, torch.bfloat16, 0) if rank else None
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.copy_(torch.randn_like(weight) / 8)
+        elif "q_norm" in name or "k_norm" in name:
+            weight.copy_(torch.rand_like(weight) + 0.5)
+    return make_policy(model, tokenizer(), adapter=adapter)
+
+
+MODELS = [("llama", 0), ("qwen2", 0), ("mistral", 0), ("qwen3", 0), ("llama", 16), ("qwen3", 5)]
+"""Families, and the rank of an adapter."""
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -59,11 +79,12 @@ def test_linear_layers_with_norm_gate_and_residual(rows: int, splits: int, depen
 
 
 @pytest.mark.parametrize("rows", [(1, 3), (12, 8)])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize(("family", "rank"), MODELS)
 def test_sampled_log_probs_are_those_of_the_models_own_layers(
-    family: str, rows: tuple[int, int]
+    family: str, rank: int, rows: tuple[int, int]
 ) -> None:
-    policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
+    policy = policy_of(family, rank)
+    policy.model.eval()
     assert isinstance(fused_layers(policy), FusedLayers)
     requests = [Request((5, 6, 7 + i), tuple(range(rows[1]))) for i in range(rows[0])]
     engine = NativeEngine(policy, 128, compile_layers=True)
@@ -76,14 +97,15 @@ def test_sampled_log_probs_are_those_of_the_models_own_layers(
     assert isinstance(engine.graphs and engine.graphs.layers, FusedLayers)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize(("family", "rank"), MODELS)
 @torch.no_grad()
 def test_prefills_are_those_of_the_models_own_layers(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their logits and pages, of whole contexts and of what follows pages that are filled."""
     monkeypatch.setattr(kv_cache, "CHUNK_BYTES", 1)  # a chunk is 16 pages: several are needed
-    policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
+    policy = policy_of(family, rank)
+    policy.model.eval()
     cache = kv_cache.PagedKVCache(kv_cache.kv_shape(policy), 32)
     texts = [np.arange(n) % 20 + 5 for n in (3, 70, 400, 33)]
 
@@ -106,7 +128,25 @@ def test_prefills_are_those_of_the_models_own_layers(
     assert len(cache.chunks) > 1
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@torch.no_grad()
+def test_an_adapter_that_is_trained_on_is_followed() -> None:
+    """With the graphs that were captured before."""
+    policy = policy_of("llama", 16)
+    policy.model.eval()
+    engine = NativeEngine(policy, 16, compile_layers=True)
+    request, sampling = Request((5, 6, 7), (0, 1, 2)), Sampling(20)
+    before = generate(engine, [request], sampling)
+    assert policy.adapter is not None and engine.graphs is not None
+    graphs = dict(engine.graphs.captured)
+    for weight in policy.adapter.weights().values():
+        weight.copy_(torch.randn_like(weight) / 8)
+    after = generate(engine, [request], sampling)
+    assert engine.graphs.captured == graphs
+    fresh = NativeEngine(policy, 16, compile_layers=True)
+    assert after == generate(fresh, [request], sampling) != before
+
+
+@pytest.mark.parametrize("family", ["gemma2"])
 def test_layers_of_another_kind_are_left_to_the_compiler(family: str) -> None:
     policy = make_policy(random_model(family, torch.bfloat16, **SIZES).to("cuda"), tokenizer())
     assert fused_layers(policy) is None

@@ -176,9 +176,9 @@ def test_a_draw_does_not_depend_on_threads_or_on_the_rows_beside_it() -> None:
 
 @needs_kernels
 def test_layers_of_llamas_kind_are_ours_and_others_are_left_alone() -> None:
-    for family in ("llama", "qwen2", "mistral"):
+    for family in ("llama", "qwen2", "qwen3", "mistral"):
         assert isinstance(fused_layers(random_policy(family)), FusedLayers)
-    for family in ("qwen3", "gemma2"):
+    for family in ("gemma2", "phi"):
         assert fused_layers(random_policy(family)) is None
 
 

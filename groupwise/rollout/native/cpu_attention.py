@@ -16,6 +16,7 @@ from groupwise.rollout.cpu_kernels import (
     decode_attention,
 )
 from groupwise.rollout.native.kv_cache import PagedKVCache
+from groupwise.rollout.native.llama_layer import HeadNorms
 
 
 class CpuAttention:
@@ -45,7 +46,10 @@ class CpuAttention:
         v: Tensor,
         options: AttentionOptions,
         rotary: tuple[Tensor, Tensor] | None = None,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
+        if norms is not None:
+            q, k = norms(q, k)
         keys, values = self.cache.layers[layer]
         return decode_attention(
             *(q, k, v, keys, values, self.table, self.kv_lens),

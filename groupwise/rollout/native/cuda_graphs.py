@@ -23,7 +23,7 @@ from groupwise.policy.attention import use_attention
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.compiled_decode import CompiledDecodeLayers, compile_problem
 from groupwise.rollout.native.decode_attention import DecodeAttention
-from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers
+from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers, weight_addresses
 from groupwise.rollout.native.limits import MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningAnswer, RunningBatch
 from groupwise.rollout.noise import key_tensor
@@ -132,6 +132,8 @@ class DecodeGraphs:
         if self._tried and weight_addresses(self.policy) != self.weights:
             self.reset()
             self.layers, self._tried = None, False
+        elif isinstance(self.layers, FusedLayers):
+            self.layers.follow_weights()
 
     def launch(
         self,
@@ -310,10 +312,6 @@ def end_step(
     kv_len_n.add_(1)
     position_n.add_(1)
     step.add_(1)
-
-
-def weight_addresses(policy: Policy) -> tuple[int, ...]:
-    return tuple(parameter.data_ptr() for parameter in policy.model.parameters())
 
 
 def padded_size(count: int, most: int) -> int:

@@ -15,6 +15,7 @@ from groupwise.policy.attention import AttentionOptions
 from groupwise.policy.compiled import uncompiled
 from groupwise.rollout.native.cpu_attention import CpuAttention
 from groupwise.rollout.native.kv_cache import PagedKVCache
+from groupwise.rollout.native.llama_layer import HeadNorms
 from groupwise.rollout.native.page_attention import PageAttention
 
 
@@ -65,10 +66,12 @@ class DecodeAttention:
         v: Tensor,
         rotary: tuple[Tensor, Tensor],
         options: AttentionOptions,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """As a call, of queries and keys that have no positions yet; with a kernel alone."""
+        """As a call, of queries and keys that have no positions yet, nor these norms; with a kernel
+        alone."""
         if isinstance(self.without_triton, CpuAttention):
-            return self.without_triton(layer, q, k, v, options, rotary)
+            return self.without_triton(layer, q, k, v, options, rotary, norms)
         from groupwise.rollout.native.decode_kernel import launch, splits_of
 
         keys, values = self.cache.layers[layer]
@@ -76,7 +79,7 @@ class DecodeAttention:
         window = options.sliding_window or 0
         return launch(
             q, k, v, keys, values, self.page_table, self.kv_lens, options.scale, window, 0.0,
-            splits, rotary=rotary, dependent=True,
+            splits, rotary=rotary, norms=norms, dependent=True,
         )  # fmt: skip
 
     @uncompiled

@@ -17,6 +17,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from groupwise.rollout.native.kernel_launch import arrival_counters, overlaps_launches
+from groupwise.rollout.native.llama_layer import HeadNorms
+from groupwise.rollout.native.rotary_kernel import load_heads, load_rotary
 
 TILE_BYTES = 16_384
 """Of a tile's keys, and again of its values; a tile has at most 64 positions of the past."""
@@ -39,23 +41,15 @@ def _scores(products, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def rotated(x, partner_ptrs, mask, cos, sin):
-    """Numbers of a head with their rotary positions; `partner_ptrs`: those of its other half."""
-    partner = tl.load(partner_ptrs, mask=mask, other=0.0).to(tl.float32)
-    wide = x.to(tl.float32) * cos.to(tl.float32) + partner * sin.to(tl.float32)
-    return wide.to(x.dtype)
-
-
-@triton.jit
 def _decode_attention(
-    q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, page_table_ptr, kv_lens_ptr,
-    out_ptr, parts_ptr, stats_ptr, arrived_ptr,
-    scale, softcap, window,
+    q_ptr, k_ptr, v_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, keys_ptr, values_ptr,
+    page_table_ptr, kv_lens_ptr, out_ptr, parts_ptr, stats_ptr, arrived_ptr,
+    scale, softcap, eps, window,
     q_row, q_head, k_row, k_head, v_row, v_head, rotary_row, table_row, table_width,
     QUERIES_PER_KV: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, MIN_TILES: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_ROTARY: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_ROTARY: tl.constexpr, HAS_NORM: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         gdc_wait()
@@ -68,17 +62,17 @@ def _decode_attention(
     q_mask = (m < QUERIES_PER_KV)[:, None] & d_mask[None, :]
     heads = head * QUERIES_PER_KV + m
     q_ptrs = q_ptr + row * q_row + heads[:, None] * q_head
-    k_ptr += row * k_row + head * k_head
-    q = tl.load(q_ptrs + d[None, :], mask=q_mask, other=0.0)
-    k_new = tl.load(k_ptr + d, mask=d_mask, other=0.0)
+    k_ptrs = k_ptr + row * k_row + head * k_head + tl.arange(0, 1)[:, None]
     if HAS_ROTARY:
-        cos = tl.load(cos_ptr + row * rotary_row + d, mask=d_mask, other=0.0)
-        sin = tl.load(sin_ptr + row * rotary_row + d, mask=d_mask, other=0.0)
-        first = d < HEAD_SIZE // 2
-        sin = tl.where(first, -sin, sin)
-        partner = tl.where(first, d + HEAD_SIZE // 2, d - HEAD_SIZE // 2)
-        q = rotated(q, q_ptrs + partner[None, :], q_mask, cos[None, :], sin[None, :])
-        k_new = rotated(k_new, k_ptr + partner, d_mask, cos, sin)
+        rotary = row * rotary_row
+        cos, sin = load_rotary(cos_ptr + rotary, sin_ptr + rotary, HEAD_SIZE, D)
+        q = load_heads(q_ptrs, q_mask, cos, sin, q_norm_ptr, eps, HEAD_SIZE, D, HAS_NORM)
+        k_new = load_heads(
+            k_ptrs, d_mask[None, :], cos, sin, k_norm_ptr, eps, HEAD_SIZE, D, HAS_NORM
+        )
+    else:
+        q = tl.load(q_ptrs + d[None, :], mask=q_mask, other=0.0)
+        k_new = tl.load(k_ptrs + d[None, :], mask=d_mask[None, :], other=0.0)
     v_new = tl.load(v_ptr + row * v_row + head * v_head + d, mask=d_mask, other=0.0)
     table_ptr = page_table_ptr + row * table_row
     in_page = head * PAGE * HEAD_SIZE
@@ -123,9 +117,9 @@ def _decode_attention(
     row_sum = tl.sum(weight_sums, 1)
     if split == 0:  # the new token, which sees itself; last, so that no load of the past waits
         new_position = tl.load(table_ptr + kv_len // PAGE) + in_page + kv_len % PAGE * HEAD_SIZE
-        tl.store(keys_ptr + new_position + d, k_new, mask=d_mask)
+        tl.store(keys_ptr + new_position + d[None, :], k_new, mask=d_mask[None, :])
         tl.store(values_ptr + new_position + d, v_new, mask=d_mask)
-        products = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1)
+        products = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1)
         scores = _scores(products, scale, softcap, HAS_SOFTCAP)
         new_max = tl.maximum(row_max, scores)
         weights, rescale = tl.exp2(scores - new_max), tl.exp2(row_max - new_max)
@@ -222,12 +216,14 @@ def launch(
     splits: int,
     min_split: int = MIN_SPLIT,
     rotary: tuple[Tensor, Tensor] | None = None,
+    norms: HeadNorms | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """`decode_attention` with the past split into at most `splits` parts.
 
-    `rotary`: (n, D) cosines and sines for queries and keys that are without positions. `dependent`:
-    it may start while the kernel before it ends (programmatic dependent launch).
+    `rotary`: (n, D) cosines and sines for queries and keys that are without positions, `norms`:
+    what these get before that. `dependent`: it may start while the kernel before it ends
+    (programmatic dependent launch).
     """
     rows, heads, _, size = q.shape
     kv_heads, page = keys.shape[1:3]
@@ -243,17 +239,20 @@ def launch(
     arrival, dependent = arrival_counters(q.device), dependent and overlaps_launches(q.device)
     assert splits == 1 or rows * kv_heads <= len(arrival)
     cos, sin = rotary or (out, out)
+    q_norm, k_norm, eps = (norms.query, norms.key, norms.eps) if norms else (out, out, 0.0)
+    assert norms is None or rotary is not None
     kernel: Any = _decode_attention  # called as kernel[grid](...), which its type does not know
     kernel[rows, kv_heads, splits](
-        q, k, v, cos, sin, keys, values, page_table, kv_lens, out, parts, stats, arrival,
-        scale, softcap, window,
+        q, k, v, cos, sin, q_norm, k_norm, keys, values, page_table, kv_lens, out, parts, stats,
+        arrival, scale, softcap, eps, window,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         cos.stride(0), page_table.stride(0), page_table.shape[1],
         QUERIES_PER_KV=heads // kv_heads, HEAD_SIZE=size, PAGE=page,
         M=m, N=tile, D=d, MIN_TILES=max(min_split // tile, 1),
         HAS_WINDOW=window > 0, HAS_SOFTCAP=softcap > 0,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        HAS_ROTARY=rotary is not None, DEPENDENT=dependent, launch_pdl=dependent,
+        HAS_ROTARY=rotary is not None, HAS_NORM=norms is not None,
+        DEPENDENT=dependent, launch_pdl=dependent,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

@@ -136,6 +136,8 @@ class NativeEngine:
             self.scheduler.weights_changed(self.version)
         if self.graphs is not None:
             self.graphs.follow_weights()
+        if self.layers is not None:
+            self.layers.follow_weights()
 
     @contextmanager
     def _no_dropout(self) -> Iterator[None]:
@@ -163,7 +165,8 @@ class NativeEngine:
         if self.policy.device.type != "cpu":
             yield
             return
-        if self.fused is None or not self.fused.is_valid:
+        moved = self.layers is not None and not self.layers.is_valid
+        if self.fused is None or moved or not self.fused.is_valid:
             self.fused = FusedProjections(decoder_layers(self.policy.model) or [])
             self.layers = fused_layers(self.policy)
         if self.scheduler is not None:

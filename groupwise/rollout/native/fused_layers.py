@@ -3,6 +3,7 @@
 A layer is a few calls: of Triton kernels on CUDA (fused_layers_cuda.py), of C on a CPU
 (fused_layers_cpu.py). Whether a model has such layers is found by its modules, and then tried: all
 layers must give what the model's own give. Other models' layers run as they are or are compiled.
+What an adapter adds is zero in a fresh one, so it is not tried: tests compare it.
 """
 
 import importlib.util
@@ -21,8 +22,12 @@ from groupwise.policy.attention import AttentionOptions, use_attention
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.rollout.cpu_kernels import compiled_kernels
-from groupwise.rollout.native.gated_mlp import is_gated_mlp
-from groupwise.rollout.native.llama_layer import RunLayers, is_llama_like, layer_weights
+from groupwise.rollout.native.llama_layer import (
+    HeadNorms,
+    RunLayers,
+    is_llama_like,
+    layer_weights,
+)
 
 log = logging.getLogger("groupwise")
 
@@ -41,8 +46,9 @@ class RotaryAttention(Protocol):
         v: Tensor,
         rotary: Rotary,
         options: AttentionOptions,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Of (n, heads, 1, D) queries and keys that have no positions yet."""
+        """Of (n, heads, 1, D) queries and keys that have no positions yet, nor these norms."""
         ...
 
 
@@ -55,6 +61,8 @@ class LayerKernels:
     """With so many at once: few, and many."""
     tolerance: float
     """How far from the model's own layers it may be, relative to these."""
+    least_rank: int = 1
+    """The ranks of adapters are filled up to a power of two that is no smaller; 1: to none."""
 
 
 class FusedLayers:
@@ -62,18 +70,31 @@ class FusedLayers:
         self.kernels = kernels
         self.modules = decoder_layers(policy.model) or []
         self.final_norm: Any = getattr(policy.model.base_model, "norm", None)
-        self.layers = [layer_weights(module) for module in self.modules]
+        least_rank = kernels.least_rank
+        self.layers = [layer_weights(module, least_rank=least_rank) for module in self.modules]
         self.options = self._tried(policy)
+        self.policy, self.addresses = policy, weight_addresses(policy)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the model's weights are where they were."""
+        return weight_addresses(self.policy) == self.addresses
 
     @contextmanager
     def in_use(self, attention: RotaryAttention) -> Iterator[None]:
         """While this is open, the model's layers and its last norm are computed here."""
 
         def attend(n: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
-            return attention.with_rotary(n, q, k, v, rotary, self.options[n])
+            norms = self.layers[n].head_norms
+            return attention.with_rotary(n, q, k, v, rotary, self.options[n], norms)
 
         with self._replaced(attend):
             yield
+
+    def follow_weights(self) -> None:
+        """The model's weights have changed where they are."""
+        for layer in self.layers:
+            layer.follow_weights()
 
     @contextmanager
     def _replaced(self, attend: Any) -> Iterator[None]:
@@ -115,6 +136,8 @@ class FusedLayers:
 
         def attend(n: int, q: Tensor, k: Tensor, v: Tensor, rotary: Rotary) -> Tensor:
             cos, sin = (x[:, None, None] for x in rotary)
+            if norms := self.layers[n].head_norms:
+                q, k = norms(q, k)
             q, k = (x * cos + _half_rotated(x) * sin for x in (q, k))
             return mix(q, k, v)
 
@@ -138,6 +161,10 @@ def _half_rotated(x: Tensor) -> Tensor:
     return torch.cat([-second, first], -1)
 
 
+def weight_addresses(policy: Policy) -> tuple[int, ...]:
+    return tuple(parameter.data_ptr() for parameter in policy.model.parameters())
+
+
 def fused_layers(policy: Policy) -> FusedLayers | None:
     """The model's layers by our kernels; None where those cannot compute them."""
     layers: list[Any] = list(decoder_layers(policy.model) or [])
@@ -153,11 +180,11 @@ def fused_layers(policy: Policy) -> FusedLayers | None:
 
 def _kernels_for(device: torch.device, layers: list[Any]) -> LayerKernels | None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
-        if not all(is_llama_like(x, torch.bfloat16, 64) and is_gated_mlp(x.mlp) for x in layers):
+        if not all(is_llama_like(layer, torch.bfloat16, 64) for layer in layers):
             return None
-        from groupwise.rollout.native.fused_layers_cuda import run_layers
+        from groupwise.rollout.native.fused_layers_cuda import LEAST_RANK, run_layers
 
-        return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05)
+        return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05, least_rank=LEAST_RANK)
     if device.type != "cpu" or compiled_kernels() is None:
         return None
     if all(is_llama_like(layer, torch.float32) for layer in layers):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from groupwise.rollout.cpu_kernels import add_norm, gated
-from groupwise.rollout.native.llama_layer import Attended, LayerWeights
+from groupwise.rollout.native.llama_layer import Attended, LayerWeights, Projection
 from groupwise.rollout.native.transposed_linear import transposed_linear
 
 
@@ -21,7 +21,7 @@ def run_layers(
     hidden_FR = hidden.t().clone(memory_format=torch.contiguous_format)
     x_FR = add_norm(hidden_FR, None, layers[0].attention_norm, layers[0].eps)
     for n, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-        qkv_FR = _product(layer.qkv, x_FR, layer.qkv_bias)
+        qkv_FR = _product(layer.qkv, x_FR)
         delta_FR = _product(layer.output, attended(n, qkv_FR.t()).t())
         x_FR = add_norm(hidden_FR, delta_FR, layer.mlp_norm, layer.eps)
         delta_FR = _product(layer.down, gated(_product(layer.gate_up, x_FR)))
@@ -29,5 +29,9 @@ def run_layers(
     return x_FR.t()
 
 
-def _product(weight: Tensor, x_FR: Tensor, bias: Tensor | None = None) -> Tensor:
-    return transposed_linear(x_FR.t(), weight, bias).t().contiguous()
+def _product(projection: Projection, x_FR: Tensor) -> Tensor:
+    x = x_FR.t()
+    out_FR = transposed_linear(x, projection.weight, projection.bias).t().contiguous()
+    if added := projection.low_rank:
+        out_FR.addmm_(added.up, transposed_linear(x, added.down, None).t())
+    return out_FR

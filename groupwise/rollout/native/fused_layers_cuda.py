@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groupwise.rollout.native import linear_kernel as kernels
-from groupwise.rollout.native.llama_layer import Attended, LayerWeights
+from groupwise.rollout.native.llama_layer import Attended, LayerWeights, Projection
+
+LEAST_RANK = 16
+"""The matrix units multiply no fewer numbers."""
 
 
 def run_layers(
@@ -24,24 +27,28 @@ def run_layers(
 def _few_rows(
     layers: Sequence[LayerWeights], last_norm: Tensor, hidden: Tensor, attended: Attended
 ) -> Tensor:
-    rows = len(hidden)
-
-    def linear(x: Any, weight: Tensor, **options: Any) -> Any:
-        tiles = kernels.tiles_for(rows, *weight.shape[::-1])
-        return kernels.launch(x, weight, tiles, **options)
-
     norms = [layer.attention_norm for layer in layers] + [last_norm]
     normed = kernels.for_norm(hidden, norms[0])
     for n, layer in enumerate(layers):
-        qkv, _ = linear(normed, layer.qkv, bias=layer.qkv_bias, eps=layer.eps)
-        leave = {"residual": hidden, "next_norm": layer.mlp_norm}
-        hidden, normed = linear(attended(n, qkv), layer.output, **leave)
-        gated, _ = kernels.launch(
-            normed, layer.gate_up, kernels.GATED_TILES, eps=layer.eps, gated=True
-        )
+        qkv, _ = _launch(normed, layer.qkv, eps=layer.eps)
+        leave: dict[str, Any] = {"residual": hidden, "next_norm": layer.mlp_norm}
+        hidden, normed = _launch(attended(n, qkv), layer.output, **leave)
+        gated, _ = _launch(normed, layer.gate_up, eps=layer.eps, gated=True)
         leave = {"residual": hidden, "next_norm": norms[n + 1]}
-        hidden, normed = linear(gated, layer.down, **leave)
+        hidden, normed = _launch(gated, layer.down, **leave)
     return kernels.add_norm(hidden, None, last_norm, layers[-1].eps)[1]
+
+
+def _launch(x: Any, projection: Projection, *, gated: bool = False, **options: Any) -> Any:
+    source: Tensor = x.weighted if isinstance(x, kernels.Normed) else x
+    weight, added = projection.weight, projection.low_rank
+    if added is not None:
+        tiles = kernels.low_rank_tiles(weight.shape[1])
+        options["low_rank"] = kernels.launch(source, added.down, tiles)[0], added.up
+    tiles = kernels.GATED_TILES
+    if not gated:
+        tiles = kernels.tiles_for(len(source), *weight.shape[::-1])
+    return kernels.launch(x, weight, tiles, bias=projection.bias, gated=gated, **options)
 
 
 def _many_rows(
@@ -50,7 +57,22 @@ def _many_rows(
     delta = None
     for n, layer in enumerate(layers):
         hidden, x = kernels.add_norm(hidden, delta, layer.attention_norm, layer.eps)
-        delta = F.linear(attended(n, F.linear(x, layer.qkv, layer.qkv_bias)), layer.output)
+        delta = _product(attended(n, _product(x, layer.qkv)), layer.output)
         hidden, x = kernels.add_norm(hidden, delta, layer.mlp_norm, layer.eps)
-        delta = F.linear(kernels.gated_product(x, layer.gate_up), layer.down)
+        delta = _product(_gated(x, layer.gate_up), layer.down)
     return kernels.add_norm(hidden, delta, last_norm, layers[-1].eps)[1]
+
+
+def _product(x: Tensor, projection: Projection) -> Tensor:
+    out = F.linear(x, projection.weight, projection.bias)
+    if added := projection.low_rank:
+        out.addmm_(F.linear(x, added.down), added.up.t())
+    return out
+
+
+def _gated(x: Tensor, gate_up: Projection) -> Tensor:
+    if len(x) > kernels.FEW_GATED_ROWS:
+        return kernels.gate_each(_product(x, gate_up))
+    added = gate_up.low_rank
+    low_rank = (F.linear(x, added.down), added.up) if added else None
+    return kernels.launch(x, gate_up.weight, kernels.GATED_TILES, gated=True, low_rank=low_rank)[0]

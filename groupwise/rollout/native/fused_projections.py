@@ -89,14 +89,14 @@ def fuse_projections(layer: nn.Module) -> list[Replacement]:
         for names in FUSIBLE:
             linears = [getattr(parent, name, None) for name in names]
             plain = [linear for linear in linears if type(linear) is nn.Linear]
-            if len(plain) == len(names) and _can_be_fused(plain):
+            if len(plain) == len(names) and can_be_fused(plain):
                 fused = FusedLinear(plain)
                 modules = [fused, *fused.others]
                 replacements += [(parent, n, m) for n, m in zip(names, modules, strict=True)]
     return replacements
 
 
-def _can_be_fused(linears: Sequence[nn.Linear]) -> bool:
+def can_be_fused(linears: Sequence[nn.Linear]) -> bool:
     biases = [linear.bias for linear in linears if linear.bias is not None]
     if not _can_be_contiguous([linear.weight for linear in linears]):
         return False

@@ -43,11 +43,12 @@ class Normed(NamedTuple):
 @triton.jit
 def _linear(
     x_ptr, squares_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr,
-    norm_ptr, weighted_ptr, out_squares_ptr, parts_ptr, arrived_ptr,
+    norm_ptr, weighted_ptr, out_squares_ptr, between_ptr, low_rank_ptr, parts_ptr, arrived_ptr,
     rows, outputs, norm_tiles, eps,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, INPUTS: tl.constexpr, SPLITS: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr, LINES: tl.constexpr, DEPENDENT: tl.constexpr, T: tl.constexpr,
+    GATED: tl.constexpr, RANK: tl.constexpr, RANK_TOGETHER: tl.constexpr,
+    LINES: tl.constexpr, DEPENDENT: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """N outputs of all rows; of SPLITS programs for these, the last to arrive adds up."""
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -70,6 +71,17 @@ def _linear(
         acc = tl.dot(tl.load(weight_ptrs + step * K), x, acc)
         if GATED:
             up = tl.dot(tl.load(weight_ptrs + outputs * INPUTS + step * K), x, up)
+    if RANK > 0:  # noqa: SIM102  (decided when the kernel is compiled, the next when it runs)
+        if split == 0:
+            for begin in tl.static_range(0, RANK, RANK_TOGETHER):
+                k = begin + tl.arange(0, RANK_TOGETHER)
+                between = tl.load(
+                    between_ptr + r[None, :] * RANK + k[:, None], mask=inside[None, :], other=0.0
+                )
+                low_rank_ptrs = low_rank_ptr + o[:, None] * RANK + k[None, :]
+                acc = tl.dot(tl.load(low_rank_ptrs), between, acc)
+                if GATED:
+                    up = tl.dot(tl.load(low_rank_ptrs + outputs * RANK), between, up)
     if SPLITS > 1:
         parts = parts_ptr + tile * SPLITS * N * M
         place = tl.arange(0, N)[:, None] * M + r[None, :]
@@ -205,6 +217,12 @@ def tiles_for(rows: int, inputs: int, outputs: int) -> Tiles:
 GATED_TILES = Tiles(64, inputs=64, stages=3)
 
 
+def low_rank_tiles(inputs: int) -> Tiles:
+    """Few outputs: many programs share them."""
+    tile = 128 if inputs % 128 == 0 else SIZES
+    return Tiles(16, splits=min(16, inputs // tile), inputs=tile)
+
+
 def launch(
     x: Tensor | Normed,
     weight: Tensor,
@@ -215,15 +233,23 @@ def launch(
     gated: bool = False,
     residual: Tensor | None = None,
     next_norm: Tensor | None = None,
+    low_rank: tuple[Tensor, Tensor] | None = None,
     dependent: bool = True,
 ) -> tuple[Tensor, Normed | None]:
-    """x @ weight.T for few rows. With `residual` that is added, and what `next_norm` needs left."""
+    """x @ weight.T for few rows. With `residual` that is added, and what `next_norm` needs left.
+
+    `low_rank`: (rows, rank) and (all outputs, rank), whose product is added to that of the weights.
+    The former are of x as it comes, like the latter's: before they are scaled by a norm.
+    """
     source, squares = x if isinstance(x, Normed) else (x, None)
     rows, inputs = source.shape
     outputs = len(weight) // 2 if gated else len(weight)
     assert source.is_contiguous() and weight.is_contiguous() and weight.shape[1] == inputs
     assert inputs % tiles.inputs == 0 and outputs % tiles.outputs == 0
     assert tiles.splits == 1 or not gated
+    between, up = low_rank or (source, weight)
+    rank = between.shape[1] if low_rank else 0
+    assert not rank or (between.is_contiguous() and up.shape == (len(weight), rank))
     dependent = dependent and overlaps_launches(source.device)
     padded = max(16, triton.next_power_of_2(rows))
     out = source.new_empty(rows, outputs)
@@ -240,11 +266,12 @@ def launch(
     kernel[outputs // tiles.outputs, tiles.splits](
         source, out if squares is None else squares, weight, out if bias is None else bias,
         out if residual is None else residual, out,
-        out if next_norm is None else next_norm, *(left or (out, out)), parts, arrival,
+        out if next_norm is None else next_norm, *(left or (out, out)), between, up, parts, arrival,
         rows, outputs, 0 if squares is None else len(squares), eps,
         M=padded, N=tiles.outputs, K=tiles.inputs, INPUTS=inputs, SPLITS=tiles.splits,
         HAS_NORM=squares is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        GATED=gated, LINES=tiles.prefetch, DEPENDENT=dependent,
+        GATED=gated, RANK=rank, RANK_TOGETHER=max(min(rank, 64), 16), LINES=tiles.prefetch,
+        DEPENDENT=dependent,
         T=16 if squares is None else triton.next_power_of_2(len(squares)),
         num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=dependent,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from groupwise.policy.packed_attention import PackedSequences
 from groupwise.policy.policy import Policy
 from groupwise.rollout.native.fused_layers import FusedLayers
 from groupwise.rollout.native.kv_cache import PagedKVCache, Place
+from groupwise.rollout.native.llama_layer import HeadNorms
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,15 @@ class PrefillAttention:
         v: Tensor,
         rotary: tuple[Tensor, Tensor],
         options: AttentionOptions,
+        norms: HeadNorms | None = None,
     ) -> Tensor:
-        """As a call, of (T, heads, 1, D) queries and keys that have no positions yet; on CUDA."""
+        """As a call, of (T, heads, 1, D) queries and keys that have no positions yet, nor these
+        norms; on CUDA."""
         from groupwise.rollout.native.prefill_kernel import place
 
         keys_and_values, (q, k, v) = self.cache.layers[layer], (x[:, :, 0] for x in (q, k, v))
-        return self._attend(layer, *place(q, k, v, rotary, *keys_and_values, self._starts), options)
+        placed = place(q, k, v, rotary, *keys_and_values, self._starts, norms)
+        return self._attend(layer, *placed, options)
 
     @cached_property
     def _places(self) -> list[Place]:
