@@ -37,7 +37,7 @@ RECORDS = HERE / "results"
 """What the documentation and the tests rest on: tracked, and written only with --record."""
 MEASURED = HERE / "measured"
 """What was measured here: ignored by git, read by nothing."""
-MODELS = ("smollm2", "shape:135m", "shape:0.5b", "shape:1.5b", "shape:3b", "shape:tiny")
+MODELS = ("smollm2", "shape:135m", "shape:0.5b", "shape:1.5b", "shape:3b", "shape:8b", "shape:tiny")
 
 Job = tuple[str, list[Setting]]
 """A kind, and the settings that one child process measures it at."""
@@ -53,6 +53,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--completion-tokens", type=int, default=64)
     parser.add_argument("--lengths", choices=("fixed", "natural", "both"), default="fixed")
     parser.add_argument("--beta", type=float, default=0.04, help="of the setting with a reference")
+    parser.add_argument("--adapter", type=int, default=0, help="train a LoRA adapter of this rank")
     parser.add_argument("--steps", type=int, default=2, help="that count, after one that does not")
     parser.add_argument("--sweep", action="store_true", help="how cost grows, one number at a time")
     parser.add_argument("--quick", action="store_true", help="groupwise and trl, no reference")
@@ -81,6 +82,7 @@ def plan(options: argparse.Namespace) -> list[Job]:
         options.completion_tokens,
         steps=options.steps,
         trl_batch=options.trl_batch,
+        adapter=options.adapter,
     )
     kinds = ["groupwise", "trl"]
     if not (options.quick or options.sweep):

@@ -5,7 +5,8 @@ the cache: a prompt's part once per group, an answer's own part for itself; or i
 FLOPs of one pass over every prompt (once per group) and every sampled token. The update is the
 FLOPs of one forward and backward pass over the same tokens (6 per weight and token, the head only
 at sampled tokens), then AdamW: read weight, gradient and two moments, write three of them, in fp32.
-Prompts count once per group. Nothing else is counted, so nobody reaches this.
+Prompts count once per group. Under an adapter a third of the update's FLOPs, the gradients of the
+frozen weights, and AdamW fall away. Nothing else is counted, so nobody reaches this.
 """
 
 from groupwise.check.peak import Peak
@@ -19,6 +20,8 @@ def floor_seconds(
     generation = _generation(setting, size, peak, tokens, longest)
     forward = _forward_flops(setting, size, tokens) / peak.flops
     update = 3 * forward + 7 * 4 * size.parameters / peak.bytes
+    if setting.adapter:  # frozen weights have no gradients and no moments
+        update = 2 * forward
     reference = forward if setting.beta else 0.0
     return {
         "generation": generation,

@@ -38,17 +38,24 @@ def _qwen(hidden: int, intermediate: int, layers: int, heads: int) -> Qwen2Confi
     )
 
 
-def _llama(vocab: int, hidden: int, intermediate: int, layers: int, heads: int) -> LlamaConfig:
+def _llama(
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, **options: Any
+) -> LlamaConfig:
+    """SmolLM2's, but for the options."""
+    known = {
+        "num_key_value_heads": heads // 3,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+        **options,
+    }
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads // 3,
         max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        **known,
     )
 
 
@@ -58,8 +65,11 @@ SHAPES: dict[str, Any] = {
     "shape:0.5b": lambda: _qwen(896, 4864, 24, 14),
     "shape:1.5b": lambda: _qwen(1536, 8960, 28, 12),
     "shape:3b": lambda: _qwen(2048, 11_008, 36, 16),
+    "shape:8b": lambda: _llama(
+        *(128_256, 4096, 14_336, 32, 32), num_key_value_heads=8, tie_word_embeddings=False
+    ),
 }
-"""SmolLM2-135M, Qwen2.5-0.5B, -1.5B and -3B; tiny is for tests."""
+"""SmolLM2-135M, Qwen2.5-0.5B, -1.5B and -3B, Llama-3-8B; tiny is for tests."""
 
 
 def build(setting: Setting) -> tuple[Any, Any]:
@@ -94,6 +104,26 @@ def prompts(setting: Setting, tokenizer: Any) -> list[str]:
             for _ in range(setting.prompts)
         ]
     return [_word_problem(rng, setting.prompt_tokens, tokenizer) for _ in range(setting.prompts)]
+
+
+def lora(setting: Setting) -> Any:
+    """The adapter that the setting asks for, in PEFT's words; None for none."""
+    if not setting.adapter:
+        return None
+    from peft import LoraConfig
+
+    rank = setting.adapter
+    return LoraConfig(
+        task_type="CAUSAL_LM", r=rank, lora_alpha=2 * rank, target_modules="all-linear"
+    )
+
+
+def save(model: Any, folder: str, *, keep_bias: bool = False) -> None:
+    """As a folder, without the bias that sets the lengths: other engines get that as an option."""
+    kept = model.state_dict()
+    if not keep_bias:
+        kept = {name: value for name, value in kept.items() if name != "lm_head.bias"}
+    model.save_pretrained(folder, state_dict=kept)
 
 
 def size(model: Any) -> Size:

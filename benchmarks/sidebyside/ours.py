@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from groupwise.config import Config
 from groupwise.load import Parts, make_engine
+from groupwise.policy.adapters import add_adapter
 from groupwise.policy.load import make_policy
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
@@ -28,7 +29,8 @@ from sidebyside.settings import Measurement, Setting
 def measure(setting: Setting, kind: str) -> Measurement:
     model, tokenizer = models.build(setting)
     config = _config(setting, compile_layers=kind.endswith("+compile"))
-    policy = make_policy(model, tokenizer, config.batch.layout)
+    adapter = add_adapter(model, config.adapter, model.dtype, 0) if config.adapter else None
+    policy = make_policy(model, tokenizer, config.batch.layout, adapter)
     problems = [Problem(str(i), text) for i, text in enumerate(models.prompts(setting, tokenizer))]
     prompted, _ = fit_prompts(problems, tokenizer, config.rollout.max_prompt_tokens)
     task = Task("lengths", problems, None, validation=[], test=[])
@@ -69,6 +71,7 @@ def _config(setting: Setting, *, compile_layers: bool) -> Config:
                 "max_completion_tokens": setting.completion_tokens,
             },
             "compile": "all" if compile_layers else "auto",
+            "adapter": {"rank": setting.adapter} if setting.adapter else None,
             "algorithm": {"kl_weight": setting.beta},
             "optimizer": {"lr": 1e-6},
             "checkpoint": {"every": 0},

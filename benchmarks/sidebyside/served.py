@@ -1,7 +1,8 @@
 """vLLM's generation, alone: its own engine in a process of its own, with log-probs, no training.
 
 It gets each prompt once and is asked for a group of answers, so it shares prompts as it can. Its
-sampler has no bias in the head, which sets the lengths here: the same bias is an option of it.
+sampler has no bias in the head, which sets the lengths here: the same bias is an option of it. A
+LoRA adapter is served as one, beside the model's weights.
 """
 
 import gc
@@ -22,6 +23,7 @@ MEMORY = 0.5
 
 def measure(setting: Setting, kind: str) -> Measurement:
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     model, tokenizer = models.build(setting)
     ids = [tokenizer(text)["input_ids"] for text in models.prompts(setting, tokenizer)]
@@ -34,8 +36,12 @@ def measure(setting: Setting, kind: str) -> Measurement:
         **ending(setting, model, tokenizer),
     }
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        models.save(model, folder)
         tokenizer.save_pretrained(folder)
+        if lora := models.lora(setting):
+            from peft import get_peft_model
+
+            get_peft_model(model, lora).save_pretrained(f"{folder}/adapter")
         dtype = str(model.dtype).removeprefix("torch.")
         length = max(map(len, ids)) + setting.completion_tokens
         del model
@@ -48,7 +54,11 @@ def measure(setting: Setting, kind: str) -> Measurement:
             max_num_seqs=setting.answers,
             gpu_memory_utilization=MEMORY,
             disable_log_stats=True,
+            **({"enable_lora": True, "max_lora_rank": setting.adapter} if lora else {}),
         )
+        served = LoRARequest("adapter", 1, f"{folder}/adapter") if lora else None
+        if served is not None:
+            engine.llm_engine.add_lora(served)  # from the folder, which is gone later
     steps: list[dict[str, float]] = []
     tokens: list[int] = []
     longest = 0
@@ -56,7 +66,8 @@ def measure(setting: Setting, kind: str) -> Measurement:
         sampling = SamplingParams(seed=None, **options)
         engine.reset_prefix_cache()  # after an update of the weights nothing of it would hold
         began = time.perf_counter()
-        found = engine.generate([{"prompt_token_ids": i} for i in ids], sampling, use_tqdm=False)
+        prompts = [{"prompt_token_ids": tokens} for tokens in ids]
+        found = engine.generate(prompts, sampling, use_tqdm=False, lora_request=served)
         steps.append({"generation": time.perf_counter() - began})
         lengths = [len(answer.token_ids) for request in found for answer in request.outputs]
         assert len(lengths) == setting.answers, f"step {number}: {len(lengths)} answers"

@@ -35,6 +35,8 @@ class Setting:
     lengths: Lengths = "fixed"
     beta: float = 0.0
     """Weight of the KL to a reference model; 0: there is none."""
+    adapter: int = 0
+    """Rank of a LoRA adapter of all linear layers, which alone is trained; 0: all weights are."""
     warmup: int = 1
     """Steps before those that count."""
     steps: int = 3
@@ -50,7 +52,7 @@ class Setting:
         return (
             f"{self.model} on {self.device}: {self.prompts} prompts x {self.group} answers x "
             f"({self.prompt_tokens} + {self.completion_tokens}) tokens, {self.lengths} lengths, "
-            f"beta {self.beta:g}"
+            f"beta {self.beta:g}" + (f", LoRA of rank {self.adapter}" if self.adapter else "")
         )
 
 

@@ -52,7 +52,7 @@ def _measure(setting: Setting, kind: str, batch: int) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
         if setting.beta or kind == "trl+vllm":
             # The trainer loads the reference, and vLLM the policy, from where the model came from.
-            model.save_pretrained(f"{folder}/start")
+            models.save(model, f"{folder}/start", keep_bias=kind != "trl+vllm")
             tokenizer.save_pretrained(f"{folder}/start")
             model.name_or_path = model.config._name_or_path = f"{folder}/start"
         trainer = _timed_trainer(watch)(
@@ -61,6 +61,7 @@ def _measure(setting: Setting, kind: str, batch: int) -> Measurement:
             args=_arguments(setting, kind, batch, folder, model, tokenizer),
             train_dataset=Dataset.from_dict({"prompt": models.prompts(setting, tokenizer)}),
             processing_class=tokenizer,
+            peft_config=models.lora(setting),
         )
         trainer.add_callback(watch.callback())
         forget_peak(setting.device)
@@ -81,6 +82,7 @@ def _arguments(
             "vllm_mode": "colocate",
             "vllm_gpu_memory_utilization": 0.3,
             "generation_kwargs": ending(setting, model, tokenizer),
+            "vllm_importance_sampling_correction": False,  # it costs another pass
         }
     return GRPOConfig(
         output_dir=f"{folder}/out",
