@@ -1,6 +1,6 @@
 """Where a step's time goes: what computes, when nothing does, and how far away the floor is.
 
-    profile = make_profile(parts)
+    profile = make_profile(parts, state)
     profile.update.seconds, profile.update.busy, profile.update.kinds["attention"]
 
 The floor is work that no implementation can avoid, at the speed of one large matrix product and
@@ -20,12 +20,11 @@ from torch.profiler import ProfilerActivity
 
 from groupwise.check.peak import Peak, measure_peak
 from groupwise.check.plan import Shape, shape_of
-from groupwise.check.trial import small_config
 from groupwise.errors import ModelError
 from groupwise.load import Parts
 from groupwise.policy.footprint import footprint
-from groupwise.training.api import start_state
 from groupwise.training.collect import collect
+from groupwise.training.state import TrainState
 from groupwise.training.step import grpo_step
 from groupwise.types import Group
 
@@ -79,12 +78,9 @@ class Work:
         return max(self.flops / peak.flops, self.bytes / peak.bytes)
 
 
-def make_profile(parts: Parts) -> Profile:
-    """The first step of the recipe with a few problems: once to warm up, once by the clock, once
-    under torch's profiler. The parts are of no use afterwards."""
-    parts = replace(parts, config=small_config(parts.config))
-    state = start_state(parts, None)
-    grpo_step(parts, state)
+def make_profile(parts: Parts, state: TrainState) -> Profile:
+    """A step of `small_parts`, sampled and learned from: once by the clock, once under torch's
+    profiler. A step was made before, to warm up."""
     device = parts.policy.device
 
     def again(work: Callable[[], Any]) -> Callable[[], Any]:

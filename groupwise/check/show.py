@@ -8,7 +8,7 @@ from groupwise.check.plan.gpus import gpu_like, this_cpu
 from groupwise.check.plan.shapes import PREFIX
 from groupwise.check.plan.show import plan_text
 from groupwise.check.profile import Profile, make_profile
-from groupwise.check.trial import make_trial
+from groupwise.check.trial import make_trial, small_parts
 from groupwise.check.verdicts import Verdict, verdicts
 from groupwise.config import Config
 from groupwise.environments.groups import Episodes
@@ -47,10 +47,11 @@ def print_check(
             console.print(config_text(config), highlight=False, markup=False)
             return
         with console.status("a trial step"):
-            trial = make_trial(parts)
+            small, state = small_parts(parts)
+            trial = make_trial(small, state, config)
         if profile:
             with console.status("the same step again, under the profiler"):
-                profiled = make_profile(parts)
+                profiled = make_profile(small, state)
     count = sum(len(group.completions) for group in trial.groups)
     console.print(f"\na trial: {len(trial.groups)} problems, {count} answers, one update")
     lines = verdicts(trial)

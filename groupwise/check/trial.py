@@ -15,6 +15,7 @@ from groupwise.policy.load import Policy
 from groupwise.training.api import start_state
 from groupwise.training.clock import Clock
 from groupwise.training.metrics import memory_gb
+from groupwise.training.state import TrainState
 from groupwise.training.step import grpo_step
 from groupwise.types import Group, Sampling
 
@@ -46,34 +47,37 @@ class Trial:
     """The token that ends an answer in the template and is not among the model's own ends."""
 
 
-def make_trial(parts: Parts) -> Trial:
-    """The first step, with at most `PROMPTS` problems. The parts are of no use afterwards."""
-    config = small_config(parts.config)
-    small = replace(parts, config=config)
-    state = start_state(small, None)
+def small_parts(parts: Parts) -> tuple[Parts, TrainState]:
+    """The recipe with at most `PROMPTS` problems a step, before its first one."""
+    small = replace(parts, config=small_config(parts.config))
+    return small, start_state(small, None)
+
+
+def make_trial(small: Parts, state: TrainState, config: Config) -> Trial:
+    """The first step of `small_parts`, which stands for those of the whole config."""
     _warm_up(small)
     with Clock() as clock:
         step = grpo_step(small, state)
     groups = step.batch.groups
     flat = [(group.problem, c.text) for group in groups for c in group.completions]
-    verdicts = parts.judge.score([problem for problem, _ in flat], [text for _, text in flat])
+    verdicts = small.judge.score([problem for problem, _ in flat], [text for _, text in flat])
     right = verdicts.get("correct")
-    held = footprint(parts.policy.model, config.optimizer)
+    held = footprint(small.policy.model, config.optimizer)
     reference = held.weights if state.reference is not None else 0
     return Trial(
-        config=parts.config,
+        config=config,
         groups=groups,
         right=None if right is None else [bool(verdict) for verdict in right],
         formatted=[bool(verdict) for verdict in verdicts["format"]],
-        extracted=[parts.task.extract(text) is not None for _, text in flat],
+        extracted=[small.task.extract(text) is not None for _, text in flat],
         seconds=clock.phases,
         sampler_gap=step.metrics.get("sampler_gap"),
         resident_gb=(held.weights + reference + (0 if held.offloaded else held.training)) / 1e9,
         peak_gb=memory_gb(),
-        available_gb=_available_gb(parts.policy.device),
-        on_gpu=parts.policy.device.type == "cuda",
-        templated=_templated(groups[0], parts.policy),
-        turn_end=foreign_turn_end(parts.policy),
+        available_gb=_available_gb(small.policy.device),
+        on_gpu=small.policy.device.type == "cuda",
+        templated=_templated(groups[0], small.policy),
+        turn_end=foreign_turn_end(small.policy),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from groupwise.check.trial import Trial, foreign_turn_end, make_trial
+from groupwise.check.trial import Trial, foreign_turn_end, make_trial, small_parts
 from groupwise.check.verdicts import Verdict, duration, eval_seconds, step_seconds, verdicts
 from groupwise.cli.main import app
 from groupwise.config import Config
@@ -113,7 +113,7 @@ def test_a_trial_is_the_first_step_in_small(tmp_path: pathlib.Path) -> None:
         "rollout.max_completion_tokens=48",
     )  # fmt: skip
     with load_parts(config) as parts:
-        found = make_trial(parts)
+        found = make_trial(*small_parts(parts), config)
     assert len(found.groups) == 8 and len(found.formatted) == 32
     assert found.config.batch.prompts == 20 and found.turn_end is None and found.templated
     assert found.seconds.keys() >= {"generate", "reward", "logprobs", "update"}

@@ -10,6 +10,7 @@ from groupwise.check import profile as profile_module
 from groupwise.check.peak import Peak
 from groupwise.check.profile import REST, Work, covered, kind_of, make_profile, summed
 from groupwise.check.show import profile_text
+from groupwise.check.trial import make_trial, small_parts
 from groupwise.load import load_parts
 from groupwise.recipe import load_recipe
 
@@ -71,11 +72,23 @@ def test_the_floor_is_what_takes_longer() -> None:
     assert Work(flops=10, bytes=30).floor(Peak(flops=5, bytes=10)) == 3
 
 
-def test_a_step_of_the_embedded_model_is_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_of_the_embedded_model_is_profiled(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a trial of the same weights; in bf16 these have masters of their own."""
     monkeypatch.setattr(profile_module, "measure_peak", lambda device: Peak(1e13, 1e13))
-    settings = ["batch.prompts=2", "batch.group_size=4", "rollout.max_completion_tokens=12"]
-    with load_parts(load_recipe("demo", settings)) as parts:
-        profile = make_profile(parts)
+    settings = [
+        f"precision={precision}",
+        "batch.prompts=2",
+        "batch.group_size=4",
+        "rollout.max_completion_tokens=12",
+    ]
+    config = load_recipe("demo", settings)
+    with load_parts(config) as parts:
+        small, state = small_parts(parts)
+        make_trial(small, state, config)
+        profile = make_profile(small, state)
     assert profile.answers == 8
     for phase in (profile.sampling, profile.update):
         assert 0 < phase.busy <= 1

@@ -39,8 +39,9 @@ def random(*shape: int) -> Tensor:
 def policy_of(family: str, rank: int = 0) -> Policy:
     """A random model whose norms of heads and whose adapter of this rank, if any, do something."""
     model = random_model(family, torch.bfloat16, **SIZES).to("cuda")
-    settings = AdapterSettings(rank=rank or 1, alpha=2.0 * rank)
-    adapter = add_adapter(model, settings, torch.bfloat16, 0) if rank else None
+    adapter = None
+    if rank:
+        adapter = add_adapter(model, AdapterSettings(rank=rank), torch.bfloat16, 0)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             weight.copy_(torch.randn_like(weight) / 8)
