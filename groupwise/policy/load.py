@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from groupwise.compat.bitsandbytes import keep_4_bit_layout
 from groupwise.compat.transformers import is_adapter_checkpoint
 from groupwise.config import AdapterSettings
 from groupwise.errors import GroupwiseError, ModelError
@@ -160,6 +161,8 @@ def _from_pretrained(
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
     if not options:
         model.to(device)
+    elif device.type == "cpu":
+        keep_4_bit_layout(model)
     return tokenizer, model
 
 

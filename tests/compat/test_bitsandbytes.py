@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from groupwise.compat.bitsandbytes import keep_4_bit_layout
 from groupwise.policy.quantization import weight_bytes, weight_count
 from groupwise.training.optim import MOMENTS
 
@@ -26,3 +27,17 @@ def test_the_8_bit_optimizer_names_its_state_as_checkpoints_do() -> None:
     source = getsource(optim.optimizer.Optimizer2State)
     for name in MOMENTS["adamw_8bit"]:
         assert f'"{name}"' in source, name
+
+
+def test_4_bit_layers_stay_as_they_lie_on_a_cpu_with_bf16() -> None:
+    from inspect import getsource
+
+    nn = pytest.importorskip("bitsandbytes").nn
+    assert "self.support_avx512bf16_for_cpu" in getsource(nn.Linear4bit.forward)
+    layer = nn.Linear4bit(64, 33, bias=False, quant_type="nf4").to("cpu").eval()
+    layer.support_avx512bf16_for_cpu = True  # as on such a CPU
+    keep_4_bit_layout(layer)
+    lies = layer.weight.data_ptr()
+    with torch.no_grad():
+        assert layer(torch.randn(2, 64)).shape == (2, 33)
+    assert layer.weight.data_ptr() == lies
