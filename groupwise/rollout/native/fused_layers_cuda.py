@@ -45,9 +45,10 @@ def _launch(x: Any, projection: Projection, *, gated: bool = False, **options: A
     if added is not None:
         tiles = kernels.low_rank_tiles(weight.shape[1])
         options["low_rank"] = kernels.launch(source, added.down, tiles)[0], added.up
-    tiles = kernels.GATED_TILES
+    inputs, outputs = weight.shape[::-1]
+    tiles = kernels.gated_tiles(inputs)
     if not gated:
-        tiles = kernels.tiles_for(len(source), *weight.shape[::-1])
+        tiles = kernels.tiles_for(len(source), inputs, outputs)
     return kernels.launch(x, weight, tiles, bias=projection.bias, gated=gated, **options)
 
 
@@ -75,4 +76,5 @@ def _gated(x: Tensor, gate_up: Projection) -> Tensor:
         return kernels.gate_each(_product(x, gate_up))
     added = gate_up.low_rank
     low_rank = (F.linear(x, added.down), added.up) if added else None
-    return kernels.launch(x, gate_up.weight, kernels.GATED_TILES, gated=True, low_rank=low_rank)[0]
+    tiles = kernels.gated_tiles(x.shape[1])
+    return kernels.launch(x, gate_up.weight, tiles, gated=True, low_rank=low_rank)[0]
