@@ -33,13 +33,19 @@ from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
 from groupwise.rollout.engine import Engine, EngineElsewhere, wait_for
 from groupwise.rollout.engine_thread import EngineThread
-from groupwise.rollout.groups import Prompted, reward_weights, sample_group, score_groups
+from groupwise.rollout.groups import (
+    GroupSampling,
+    Prompted,
+    reward_weights,
+    sample_group,
+    score_groups,
+)
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.catalog import build_task
-from groupwise.tracking.activity import doing
+from groupwise.tracking.activity import Progress
 from groupwise.types import Group, Sampling
 
 log = logging.getLogger("groupwise")
@@ -102,6 +108,14 @@ class Parts:
     def reward_weights(self) -> dict[str, float]:
         return reward_weights(self.scorer, self.config.rollout, self.episodes)
 
+    @property
+    def group_sampling(self) -> GroupSampling:
+        """How the groups of a step are sampled."""
+        config = self.config
+        settings = config.rollout.sampling, config.batch.group_size, config.seed
+        spread = config.rollout.temperature_spread
+        return GroupSampling(self.engine, self.policy, *settings, spread, self.episodes)
+
     def sample_groups(
         self,
         problems: Sequence[Prompted],
@@ -118,21 +132,14 @@ class Parts:
         `in_episodes=False`: plain answers also where there is an environment. Progress is told as
         `what`.
         """
-        episodes, done = self.episodes if in_episodes else None, 0
-        fixed: dict[str, Any] = {"group_size": group_size, "seed": self.config.seed, "step": step}
-
-        async def sample(prompted: Prompted) -> Group:
-            nonlocal done
-            group = await sample_group(
-                prompted, self.engine, self.policy, sampling,
-                **fixed, temperatures=temperatures, episodes=episodes,
-            )  # fmt: skip
-            done += 1
-            doing(what, done, len(problems))
-            return group
+        episodes = self.episodes if in_episodes else None
+        settings = sampling, group_size, self.config.seed, temperatures, episodes
+        how = GroupSampling(self.engine, self.policy, *settings)
 
         async def gather() -> list[Group]:
-            return list(await asyncio.gather(*map(sample, problems)))
+            tasks = [asyncio.create_task(sample_group(each, step, how)) for each in problems]
+            Progress(what).add(tasks)
+            return await asyncio.gather(*tasks)
 
         groups = wait_for(gather())
         if episodes is not None:

@@ -19,10 +19,10 @@ from torch import Tensor
 from groupwise.config import InFlight
 from groupwise.distributed.world import World
 from groupwise.load import Parts
+from groupwise.rollout.batching import Batched
 from groupwise.rollout.engine_thread import EngineThread
-from groupwise.rollout.groups import Rollout
+from groupwise.rollout.groups import Rollout, sample_group
 from groupwise.training.clock import phase
-from groupwise.training.collect import Answering
 from groupwise.training.sampler import draw
 from groupwise.training.state import TrainState
 from groupwise.types import Completion, Group
@@ -64,7 +64,7 @@ class RolloutsInFlight:
         self._again = sorted(p for p in state.open if self._mine(p))
         self._next = state.cursor + (world.rank - state.cursor) % self._size
         self._growing: dict[int, GroupInFlight] = {}
-        self._answering = Answering(parts)
+        self._scoring: Batched[None, Group, Group] = Batched(self._score)
         self._handed: tuple[int, list[tuple[str, Tensor]]] | None = None
         self._version = -1
         self._beside: Future[Any] | None = None
@@ -225,7 +225,9 @@ class RolloutsInFlight:
         train, seed = self.parts.problems["train"], self.parts.config.seed
         (prompted,) = draw(train, position, 1, seed)
         try:
-            _, group = await self._answering.group(position, prompted, f"problem {position}")
+            how = self.parts.group_sampling
+            sampled = await sample_group(prompted, f"problem {position}", how)
+            group = await self._scoring.add(None, sampled)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -238,6 +240,9 @@ class RolloutsInFlight:
             self._complete[position] = group
             self._changed.notify_all()
         self._fill()
+
+    async def _score(self, _: None, groups: list[Group]) -> list[Group]:
+        return await asyncio.to_thread(self.parts.score, groups)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
