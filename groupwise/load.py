@@ -207,7 +207,7 @@ def load_parts(
     thread = EngineThread(sampler) if beside else None
     made = Parts(config, policy, task, thread or sampler, scorer, judge, problems, thread)
     made = replace(made, episodes=episodes, given=given)
-    return replace(made, world=world.aside()) if here else replace(made, waiting=world)
+    return replace(made, world=world.on_spare_group()) if here else replace(made, waiting=world)
 
 
 def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split, list[Prompted]]:

@@ -22,7 +22,7 @@ Prompted = tuple[Problem, tuple[int, ...]]
 
 
 class EpisodeSampler(Protocol):
-    """What makes of an answer an episode with an environment (groupwise.environments)."""
+    """Samples answers as episodes with an environment (groupwise.environments)."""
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
@@ -41,7 +41,7 @@ class EpisodeSampler(Protocol):
         ...
 
     def check(self, groups: Sequence[Group], world: World = ALONE) -> None:
-        """Say which episodes failed; raise where all of them did, on all ranks."""
+        """Log which episodes failed; raise where all of them did, on all ranks."""
         ...
 
 
@@ -53,10 +53,10 @@ class Rollout:
     drawn: int
     """Problems drawn for the step: more than there are groups when dynamic sampling replaced
     some."""
-    places: tuple[int, ...] = ()
-    """Where among the groups of the step each of these stands. Empty: they are all of them."""
-    total: int = 0
-    """Groups of the step, where there are `places`."""
+    group_indices: tuple[int, ...] = ()
+    """The index of each of `groups` among all groups of the step. Empty: these are all of them."""
+    group_total: int = 0
+    """Groups of the whole step, where there are `group_indices`."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def scores_of(
 
 
 def _with_columns(problem: Problem, completion: Completion, ids: bool) -> Problem:
-    """What an episode was, and where a reward asks for them the answer's tokens, as columns."""
+    """With columns for the episode, and for the answer's tokens where a reward asks for them."""
     own: dict[str, Any] = {"completion_ids": list(completion.tokens)} if ids else {}
     if completion.episode is not None:
         episode = asdict(completion.episode) | {"stop": completion.stop}

@@ -47,9 +47,9 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
     try:
         while wanted := min(prompts + flat, budget) - drawn:
             tasks = {
-                place: asyncio.create_task(sample_group(prompted, step, how))
-                for place, prompted in zip(range(drawn, drawn + wanted), problems, strict=False)
-                if place % world.size == world.rank
+                index: asyncio.create_task(sample_group(prompted, step, how))
+                for index, prompted in zip(range(drawn, drawn + wanted), problems, strict=False)
+                if index % world.size == world.rank
             }
             drawn += wanted
             progress.add(tasks.values())
@@ -64,12 +64,12 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
         spent("reward", time.perf_counter() - progress.last_done)  # what no sampling hid
     if parts.episodes is not None:
         parts.episodes.check(list(groups.values()), world)
-    spread = [(place, group.has_spread) for place, group in groups.items()]
+    spread = [(index, group.has_spread) for index, group in groups.items()]
     chosen = _chosen([pair for part in world.gather(spread) for pair in part], prompts)
     if world.size == 1:
         return Rollout([groups[n] for n in chosen], drawn)
-    places = tuple(place for place, n in enumerate(chosen) if n in groups)
-    return Rollout([groups[chosen[place]] for place in places], drawn, places, len(chosen))
+    indices = tuple(index for index, n in enumerate(chosen) if n in groups)
+    return Rollout([groups[chosen[index]] for index in indices], drawn, indices, len(chosen))
 
 
 async def scored_while_sampled(
@@ -77,9 +77,9 @@ async def scored_while_sampled(
 ) -> dict[int, Group]:
     """The groups that these tasks sample, with rewards. One call scores all that wait for it."""
     scored: dict[int, Group] = {}
-    while waiting := {place: task for place, task in tasks.items() if place not in scored}:
+    while waiting := {index: task for index, task in tasks.items() if index not in scored}:
         await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
-        sampled = {place: task.result() for place, task in waiting.items() if task.done()}
+        sampled = {index: task.result() for index, task in waiting.items() if task.done()}
         settings = parts.scorer, parts.config.rollout, parts.episodes
         groups = await asyncio.to_thread(score_groups, list(sampled.values()), *settings)
         scored |= zip(sampled, groups, strict=True)

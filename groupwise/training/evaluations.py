@@ -1,9 +1,10 @@
-"""Evaluations of a run, beside the steps that follow them; the best model so far.
+"""Evaluations of a run, in the background of the steps that follow; the best model so far.
 
 The line of an evaluated step in metrics.jsonl waits for its evaluation, and later ones wait with
 it: lines are in order and whole, and trackers get each step once. A checkpoint waits for the
-evaluation of earlier weights; that of its own is begun again after a crash, so none is lost and
-none is logged twice. In the trainer's own process, in turn, nothing is beside: it is waited for.
+evaluation of earlier weights; that of its own step is begun again after a crash, so none is lost
+and none is logged twice. With the engine in the trainer's own process and `timing: in_turn`, an
+evaluation runs at once and the loop waits for it.
 """
 
 import pathlib
@@ -84,7 +85,9 @@ class Evaluations:
     def _begin(self) -> None:
         parts = self.parts
         self._step = self.state.step
-        self._running = self.rollouts.beside(lambda: asdict(evaluate_here(parts, "validation")))
+        self._running = self.rollouts.in_background(
+            lambda: asdict(evaluate_here(parts, "validation"))
+        )
         self._is_kept = not self.world.broadcast(self._running.done())
         if self._is_kept:
             self._save(self._candidate)

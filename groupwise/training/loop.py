@@ -45,7 +45,7 @@ def run_loop(
 
     def save() -> pathlib.Path:
         evaluations.finish_earlier()
-        with rollouts.settled():
+        with rollouts.ready_to_save():
             return save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
 
     def save_and_leave_if_asked(*sampled: Rollout) -> None:
@@ -70,7 +70,7 @@ def run_loop(
                 if state.exchange is not None:
                     rollout = state.exchange.scatter(rollout, config.batch.minibatches)
                 step = grpo_step(parts, state, rollout)
-                rollouts.follow()
+                rollouts.policy_updated()
                 evaluations.begin_if_due()
                 state.seconds += clock.total
                 line = metrics_line(step, clock, parts, state) | usage.metrics()
@@ -106,7 +106,7 @@ def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
     if not every or state.step % every:
         return
     batch = step.batch
-    own = Rollout(batch.stored_groups(), step.drawn, batch.places, batch.total)
+    own = Rollout(batch.stored_groups(), step.drawn, batch.group_indices, batch.group_total)
     whole = [own] if state.exchange is None else state.exchange.gather([own])
     if groups := [group for rollout in whole for group in rollout.groups]:
         run.log_rollouts(state.step, groups)

@@ -80,7 +80,7 @@ class TrainState:
 
     def numbers(self) -> dict[str, Any]:
         """The part that is not tensors, as JSON values. All ranks call it; rank 0 gets it whole."""
-        parted = self.exchange is not None and self.exchange.in_shares
+        parted = self.exchange is not None and self.exchange.each_rank_samples
         complete = Rollout(list(self.complete.values()), 0, tuple(self.complete), int(parted))
         pending = [*self.pending, complete]
         if self.exchange is not None:
@@ -95,8 +95,8 @@ class TrainState:
             "open": self.open,
             "held": self.held,
             "complete": [
-                [place, to_json(group)]
-                for place, group in zip(complete.places, complete.groups, strict=True)
+                [position, to_json(group)]
+                for position, group in zip(complete.group_indices, complete.groups, strict=True)
             ],
             "settings": self.settings,
         }
@@ -108,7 +108,9 @@ class TrainState:
             Rollout([group_from_json(group) for group in step["groups"]], step["drawn"])
             for step in data["pending"]
         ]
-        self.complete = {place: group_from_json(group) for place, group in data.get("complete", [])}
+        self.complete = {
+            position: group_from_json(group) for position, group in data.get("complete", [])
+        }
         self.open = data.get("open", [])
         self.held = data.get("held", [])
 
