@@ -31,7 +31,7 @@ from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import Engine, EngineElsewhere, wait_for
+from groupwise.rollout.engine import Engine, EngineElsewhere, run_sync
 from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.groups import (
     GroupSampling,
@@ -63,7 +63,7 @@ class EngineKind:
 
 
 ENGINES: dict[str, EngineKind] = {
-    # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
+    # LLM.int8() looks for outliers at every matrix product: a CUDA graph cannot capture that.
     "native": EngineKind(
         lambda policy, config: NativeEngine(
             policy,
@@ -82,7 +82,7 @@ ENGINES: dict[str, EngineKind] = {
 
 @dataclass
 class Parts:
-    """All that is built from a config and holds no progress of its own. Close it after use."""
+    """Everything that is built from a config and has no training state. Close it after use."""
 
     config: Config
     policy: Policy
@@ -92,9 +92,9 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
     thread: EngineThread | None = None
-    """The engine, where it samples beside training."""
+    """The engine, where it samples in a thread while another one trains."""
     world: World = ALONE
-    """The ranks that sample together, each its share, on a process group of their own."""
+    """The ranks that sample together, each its share, with a process group of their own."""
     samples: bool = True
     """Whether this rank samples: where engines are in other processes, rank 0 does for all."""
     waiting: World = ALONE
@@ -102,7 +102,7 @@ class Parts:
     episodes: Episodes | None = None
     """What makes an answer an episode, where there is an environment."""
     given: ModelInMemory | None = None
-    """The model that was given in place of a name."""
+    """The model in memory, where one was passed instead of a name."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -127,10 +127,10 @@ class Parts:
         in_episodes: bool = True,
         what: str = "sampling",
     ) -> list[Group]:
-        """`group_size` answers to each problem, for those who can wait for the last of them.
+        """`group_size` answers to each problem. Returns when the last one is done.
 
-        `in_episodes=False`: plain answers also where there is an environment. Progress is told as
-        `what`.
+        `in_episodes=False`: plain answers even where there is an environment. `what` is shown with
+        the progress.
         """
         episodes = self.episodes if in_episodes else None
         settings = sampling, group_size, self.config.seed, temperatures, episodes
@@ -141,7 +141,7 @@ class Parts:
             Progress(what).add(tasks)
             return await asyncio.gather(*tasks)
 
-        groups = wait_for(gather())
+        groups = run_sync(gather())
         if episodes is not None:
             episodes.check(groups)
         return groups
@@ -189,10 +189,10 @@ def load_parts(
     judge = Scorer(judges(task), config.reward_timeout, "stop")
     here = not training or config.place.kind == "here"
     sharded = world.size > 1 and config.distributed.kind in ("fsdp2", "zero3")
-    # Of a model that is to be sharded no device has to hold all of it, not even now.
+    # A model that will be sharded is loaded on the CPU: no device has to hold all of it.
     in_parts = sharded and not here and config.adapter is None
     beside = training and config.timing.kind != "in_turn"
-    # Sampling beside training needs weights of its own, which training does not change under it.
+    # Sampling while training needs its own copy of the weights, which training does not change.
     copied = given.copied() if given is not None and beside and here else None
     at = torch.device("cpu") if in_parts else None
     policy = policy or load_config_policy(config, weights, at, given=given)
@@ -230,12 +230,12 @@ def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split,
 
 
 def _check_tokens(prompts: Sequence[Sequence[int]], name: str, policy: Policy) -> None:
-    """A tokenizer of another model may write tokens that this one does not have."""
+    """The tokenizer of another model may have tokens that this model has not."""
     rows = policy.model.get_input_embeddings().weight.shape[0]
     largest = max((max(tokens) for tokens in prompts), default=0)
     if largest >= rows:
         raise ModelError(
-            f"the tokenizer of {name!r} writes token {largest}, and its model has {rows} of them: "
+            f"the tokenizer of {name!r} writes token {largest}, and its model has {rows} tokens: "
             "they do not belong together"
         )
 

@@ -41,5 +41,5 @@ def batch_logprobs(
 
 
 def with_dummies(policy: Policy, micros: MicroBatches) -> MicroBatches:
-    """As many as the ranks that hold the model together agree on; dummy ones at the end."""
+    """With dummies at the end, so that all ranks of a sharded model make equally many passes."""
     return replace(micros, dummies=policy.passes(len(micros)) - len(micros))

@@ -70,11 +70,11 @@ class WorkerClient(ServerClient):
                 there = await self._put(f"{path}&base={has}", published.difference)
                 if there == published.checksum:
                     return
-                log.warning("%s %s holds other weights than it was sent", KIND, self.url)
+                log.warning("%s %s has other weights than were sent", KIND, self.url)
         stream, checksum = WeightsStream(published.weights), Checksum()
         chunks = (bytes(checksum.add(chunk)) for chunk in stream)
         if await self._put(path, chunks, stream.length) != str(checksum):
-            raise ServerUnavailable("weights arrived damaged")
+            raise ServerUnavailable("the weights were damaged on the way")
 
     async def generate(self, asked: GenerateRequest, vocab: int, done: Done) -> None:
         """`done(number, answers)` as soon as the answers to a request are there."""
@@ -104,7 +104,7 @@ class WorkerClient(ServerClient):
         try:
             return json.loads(content)["checksum"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ServerUnavailable("its reply to weights is none") from error
+            raise ServerUnavailable("its reply to an upload of weights is not valid") from error
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,9 @@ class WorkerModel:
         if self.version is None or asked.version not in (None, self.version):
             has = "none" if self.version is None else self.version
             wanted = "any" if asked.version is None else f"version {asked.version}"
-            raise HTTPRefusal(409, f"it was asked for weights of {wanted}, and has {has}")
+            raise HTTPRefusal(
+                409, f"it was asked for weights of {wanted}, and has {has}"
+            )
         engine = self.engine
         assert engine is not None
 
@@ -195,7 +197,7 @@ class WorkerModel:
         if self.settings is None:
             raise HTTPRefusal(409, "it was started again and has no weights of this run")
         if self.settings.run != run:
-            raise HTTPRefusal(409, "another run has begun with it since")
+            raise HTTPRefusal(409, "another run uses it now")
 
     @contextmanager
     def _changing(self, run: str, version: int) -> Iterator[Engine]:

@@ -192,7 +192,7 @@ def _judged_right_and_wrong(solved: Sequence[Solved], judge: Scorer) -> list[Sol
     ]
     if not kept:
         raise RewardError(
-            "the task's own judge takes every answer that the bench makes up for a right one: "
+            "the task's own judge accepts every answer of the bench, the wrong ones too: "
             "its `correct` function does not tell right from wrong"
         )
     return kept
@@ -220,8 +220,8 @@ def _best_form(solved: Sequence[Solved], scorer: Scorer, judge: Scorer) -> str:
     form = max(ranked, key=lambda name: ranked[name])
     if not ranked[form][0]:
         raise RewardError(
-            "the task's own judge takes no right answer that the bench writes for right, in none "
-            f"of the forms {', '.join(FORMS)}"
+            "the task's own judge accepts none of the bench's right answers, in any of the forms "
+            f"{', '.join(FORMS)}"
         )
     return form
 

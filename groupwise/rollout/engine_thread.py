@@ -1,8 +1,8 @@
-"""An engine in a thread of its own, beside training: whoever asks, one event loop samples.
+"""An engine in a thread of its own, so that it samples while another thread trains.
 
 engine = EngineThread(NativeEngine(policy, 256))
 engine.start(work())                        a coroutine on its loop, which awaits engine.sample
-answers = wait_for(engine.sample(...))      from any other thread or loop
+answers = run_sync(engine.sample(...))      from any other thread or loop
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class EngineThread:
         return await asyncio.wrap_future(self.start(work))
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Done when it returns: between two pieces of the engine's work, never within one."""
+        """Load between two decode steps, never within one. Blocks until it is done."""
         self._do(lambda: self.engine.load_weights(version, weights))
 
     def close(self) -> None:

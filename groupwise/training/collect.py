@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from groupwise.load import Parts
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.rollout.groups import Prompted, Rollout, sample_group, score_groups
 from groupwise.tracking.activity import Progress
 from groupwise.training.clock import spent
@@ -26,7 +26,7 @@ from groupwise.types import Group
 def collect(parts: Parts, state: TrainState) -> Rollout:
     """The groups of the step that comes next, by the policy's present weights."""
     state.publish(parts.engine)
-    return wait_for(collect_step(parts, state.step, state.cursor))
+    return run_sync(collect_step(parts, state.step, state.cursor))
 
 
 async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:

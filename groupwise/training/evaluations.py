@@ -44,7 +44,7 @@ class Evaluations:
         self._running: Future[Line] | None = None
         self._step = 0
         self._candidate = run.path / "evaluated"
-        """The model that is being evaluated, where the policy moves on meanwhile."""
+        """A copy of the model that is being evaluated, as training changes the policy meanwhile."""
         self._is_kept = False
         if state.held:
             self._begin()
@@ -58,13 +58,13 @@ class Evaluations:
                 self._begin()
 
     def add(self, line: Line) -> None:
-        """A step's line, logged as soon as no evaluation is waited for."""
+        """Log a step's line, as soon as no evaluation before it is running."""
         self.state.held.append(line)
         if self._running is None or self.world.broadcast(self._running.done()):
             self.finish()
 
     def finish_earlier(self) -> None:
-        """Those of weights that are no longer the policy's: they cannot be begun again."""
+        """Wait for an evaluation of earlier weights: it could not be begun again after a crash."""
         if self._step < self.state.step:
             self.finish()
 

@@ -88,7 +88,7 @@ def run_loop(
 
 
 def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> dict[str, Any]:
-    """What metrics.jsonl keeps of a step."""
+    """The step's line of metrics.jsonl."""
     groups, world = step.batch.groups, state.optimizer.world
     line = {"step": state.step, **step.metrics}
     line |= rollout_metrics(groups, step.drawn, parts.reward_weights, world)
@@ -101,7 +101,7 @@ def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> d
 
 
 def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
-    """The step's file of rollouts, where one is due. All ranks take part; rank 0 writes it."""
+    """Write the step's rollout file, if one is due. All ranks take part; rank 0 writes it."""
     every = run.config.tracking.rollouts
     if not every or state.step % every:
         return
@@ -114,19 +114,19 @@ def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
 
 @contextmanager
 def saved_if_engine_is_gone(parts: Parts, state: TrainState, run: RunFolder) -> Iterator[None]:
-    """What was trained so far is saved: the step that sampling was to be for had not begun."""
+    """Save a checkpoint when the engine is gone: the step that it was to sample has not begun."""
     try:
         yield
     except EngineGoneError as error:
         if parts.config.timing.max_staleness or state.optimizer.world.size > 1:
-            # What older weights owed is not there, or others are in the middle of something.
+            # Answers by older weights are missing, or other ranks are not at the same point.
             raise EngineGoneError(f"{error}: it goes on from the last checkpoint") from error
         folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
         raise EngineGoneError(f"{error}: it goes on from {folder}") from error
 
 
 def log_step(line: dict[str, Any], run: RunFolder, trackers: Trackers, watch: Watch) -> None:
-    """A step into the run's folder, to its trackers, and past those who look for trouble."""
+    """Write a step's metrics to the run folder and the trackers, and note new findings."""
     run.log_metrics(line)
     trackers.log(line["step"], line)
     note(watch.add(line), run.path)

@@ -26,7 +26,7 @@ from torch import Tensor
 from groupwise.config import Ahead, InFlight, InTurn
 from groupwise.distributed.world import ALONE, World
 from groupwise.load import Parts
-from groupwise.rollout.engine import Engine, wait_for
+from groupwise.rollout.engine import Engine, run_sync
 from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import phase
@@ -102,7 +102,7 @@ class RolloutsInTurn:
         if state.pending:
             rollout = state.pending.pop(0)
         else:
-            rollout = wait_for(self.collect(state.step, state.cursor))
+            rollout = run_sync(self.collect(state.step, state.cursor))
         self._free.set()
         return rollout
 

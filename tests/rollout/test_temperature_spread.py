@@ -10,7 +10,7 @@ import torch
 from groupwise.errors import ConfigError
 from groupwise.policy.policy import Policy
 from groupwise.policy.token_logprobs import token_logprobs
-from groupwise.rollout.engine import Engine, wait_for
+from groupwise.rollout.engine import Engine, run_sync
 from groupwise.rollout.groups import GroupSampling, sample_group
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
@@ -29,7 +29,7 @@ def sample_groups(engine: Engine, policy: Policy, **options: Any) -> list[Group]
         how = GroupSampling(engine, policy, Sampling(max_tokens=9), seed=1, **options)
         return await asyncio.gather(*(sample_group(prompted, 0, how) for prompted in PROMPTED))
 
-    return wait_for(gather())
+    return run_sync(gather())
 
 
 def test_temperatures_are_spread_evenly_from_the_lower_one() -> None:
