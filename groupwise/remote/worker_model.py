@@ -167,9 +167,7 @@ class WorkerModel:
         if self.version is None or asked.version not in (None, self.version):
             has = "none" if self.version is None else self.version
             wanted = "any" if asked.version is None else f"version {asked.version}"
-            raise HTTPRefusal(
-                409, f"it was asked for weights of {wanted}, and has {has}"
-            )
+            raise HTTPRefusal(409, f"it was asked for weights of {wanted}, and has {has}")
         engine = self.engine
         assert engine is not None
 
