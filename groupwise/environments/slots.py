@@ -12,7 +12,7 @@ from typing import Self
 
 from torch import Tensor
 
-from groupwise.rollout.engine import Engine, OnTokens, sample_stream
+from groupwise.rollout.engine import Engine, OnTokens, StreamingEngine, sample_stream
 from groupwise.types import Completion, Request, Sampling
 
 IDLE_SECONDS = 0.1
@@ -102,16 +102,13 @@ class EpisodeSlot:
         self._idle = False
 
 
-class EpisodeEngine:
+class EpisodeEngine(StreamingEngine):
     """The engine as one episode has it: `turn` is entered around each of its requests."""
 
     def __init__(
         self, engine: Engine, turn: Callable[[Request], AbstractAsyncContextManager[None]]
     ) -> None:
         self.engine, self.turn = engine, turn
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None

@@ -98,14 +98,12 @@ class WeightsDifference:
     Every tensor comes, also those that stay as they are. `checksum` is of what is held then.
     """
 
-    def __init__(self, body: bytes, weights: Weights, base_hash: int | None = None) -> None:
-        """`base_hash`: that of `weights`, where it is known."""
+    def __init__(self, body: bytes, weights: Weights) -> None:
         self.weights = weights
         metadata, self._changes = _decode(body, weights)
-        held = weights_hash(weights) if base_hash is None else base_hash
-        if metadata["base_hash"] != str(held):
+        result = weights_hash(weights)
+        if metadata["base_hash"] != str(result):
             raise DifferenceRefused("its weights are not the base of this difference")
-        result = held
         for name, change in self._changes.items():
             old = bits(weights[name])[torch.from_numpy(change.indices).to(weights[name].device)]
             result += change_hash(name, change, old.cpu().numpy())

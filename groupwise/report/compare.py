@@ -83,9 +83,7 @@ class EvaluatedRun:
     problems: Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def compare_runs(
-    runs: Sequence[pathlib.Path], *, seed: int = 0, resamples: int = RESAMPLES
-) -> Comparison:
+def compare_runs(runs: Sequence[pathlib.Path], *, seed: int = 0) -> Comparison:
     """The runs after training; a single run, before against after."""
     if not runs:
         raise RunFolderError("name at least one run folder to compare")
@@ -93,7 +91,7 @@ def compare_runs(
         columns = [read_column(runs[0], "before", "before"), read_column(runs[0], "after", "after")]
     else:
         columns = [read_column(run, "after", str(run)) for run in runs]
-    return compare(columns, seed=seed, resamples=resamples)
+    return compare(columns, seed=seed)
 
 
 def read_column(run: pathlib.Path, moment: str, name: str) -> EvaluatedRun:
@@ -113,9 +111,7 @@ def read_column(run: pathlib.Path, moment: str, name: str) -> EvaluatedRun:
     return EvaluatedRun(name, leaves(read_yaml(config)), problems)
 
 
-def compare(
-    columns: Sequence[EvaluatedRun], *, seed: int, resamples: int = RESAMPLES
-) -> Comparison:
+def compare(columns: Sequence[EvaluatedRun], *, seed: int) -> Comparison:
     shared = [k for k in columns[0].problems if all(k in c.problems for c in columns[1:])]
     if not shared:
         kinds = ", ".join(f"{c.name}: {c.settings.get('task.kind')}" for c in columns)
@@ -128,7 +124,7 @@ def compare(
     return Comparison(
         names,
         len(shared),
-        tuple(_rows(values, len(shared), seed, resamples)),
+        tuple(_rows(values, seed)),
         _differing(columns),
         tuple(_notes(columns, len(shared))),
     )
@@ -160,14 +156,12 @@ def _number(line: Mapping[str, Any], metric: str) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _rows(
-    values: Mapping[str, NDArray[np.float64]], problems: int, seed: int, resamples: int
-) -> list[ComparedMetric]:
+def _rows(values: Mapping[str, NDArray[np.float64]], seed: int) -> list[ComparedMetric]:
     """Every mean and difference of every metric from the same resamples."""
     wanted: list[NDArray[np.float64]] = []
     for values_CP in values.values():
         wanted += [*values_CP, *(values_CP[1:] - values_CP[0])]
-    means, low, high = bootstrap(np.array(wanted), seed, resamples)
+    means, low, high = bootstrap(np.array(wanted), seed)
     rows, at = [], 0
     for metric, values_CP in values.items():
         count = len(values_CP)
@@ -183,7 +177,7 @@ def _rows(
 
 
 def bootstrap(
-    lines_LP: NDArray[np.float64], seed: int, resamples: int
+    lines_LP: NDArray[np.float64], seed: int, resamples: int = RESAMPLES
 ) -> tuple[list[float], list[float], list[float]]:
     """Means of each line over its known (not nan) problems, and their 95 % percentile bounds."""
     problems = lines_LP.shape[1]

@@ -169,12 +169,12 @@ def bench_table(report: RewardReport, title: str) -> Table:
     return table
 
 
-def flaw_lines(report: RewardReport, most: int = 5) -> list[str]:
+def flaw_lines(report: RewardReport) -> list[str]:
     """The first few flaws in words, with the text that did it."""
     return [
         f"{flaw.kind}: {flaw.reward:.3f} against {flaw.right_reward:.3f} on {flaw.problem}: "
         f"{quoted(flaw.text)}"
-        for flaw in report.flaws[:most]
+        for flaw in report.flaws[:5]
     ]
 
 

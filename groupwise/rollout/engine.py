@@ -40,12 +40,15 @@ class Engine(Protocol):
 
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that can stream tokens before an answer ends."""
+    """An engine that can stream tokens before an answer ends. Derive from it: it gives `sample`."""
+
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
-        self, request: Request, sampling: Sampling, on_tokens: OnTokens
+        self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
-        """As `sample`; `on_tokens` is called as tokens are drawn, in the engine's thread."""
+        """As `sample`; `on_tokens` is called in the engine's thread, as tokens are drawn."""
         ...
 
 

@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from groupwise.rollout.engine import Engine, OnTokens, sample_stream
+from groupwise.rollout.engine import Engine, OnTokens, StreamingEngine, sample_stream
 from groupwise.types import Completion, Request, Sampling
 
 Result = TypeVar("Result")
 
 
-class EngineThread:
+class EngineThread(StreamingEngine):
     """An Engine whose inner engine is used by one thread alone. Close it to end that thread."""
 
     def __init__(self, engine: Engine) -> None:
@@ -27,9 +27,6 @@ class EngineThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None

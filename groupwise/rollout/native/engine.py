@@ -20,7 +20,7 @@ from groupwise.compat.torch_modules import changes_in_place
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.policy.weights import copy_into, trained_weights
-from groupwise.rollout.engine import OnTokens
+from groupwise.rollout.engine import OnTokens, StreamingEngine
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs
 from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
@@ -36,7 +36,7 @@ SLICE_SECONDS = 0.02
 """How long decode steps run before other tasks of the event loop get a turn."""
 
 
-class NativeEngine:
+class NativeEngine(StreamingEngine):
     def __init__(
         self,
         policy: Policy,
@@ -62,9 +62,6 @@ class NativeEngine:
             self.graphs = DecodeGraphs(policy, max_batch, compile_layers)
         self._step_task: asyncio.Task[None] | None = None
         self._weights: tuple[tuple[int, int], ...] = ()
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
