@@ -1,8 +1,9 @@
 """Several workers as the engine of a run.
 
-Requests that come at the same time are cut into one run of neighbours for each worker, and each is
-answered when its own answers are there. What a worker that dies owes is done by another; one of
-this machine is started again with the present weights. `load_weights` sends weights to all.
+Requests that come at the same time are split into one contiguous part for each worker, and each
+request returns when its own answers are there. The open requests of a worker that dies go to
+another one; a worker on this machine is started again and gets the present weights.
+`load_weights` sends weights to all workers.
 """
 
 import asyncio
