@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from groupwise.load import Parts, load_parts
 from groupwise.recipe import load_recipe
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.types import Request, Sampling
 from slow_tool import SLEEP_SECONDS, TURNS
 
@@ -74,7 +74,7 @@ def _trl_batch(parts: Parts, prompts: list[list[int]], slow: bool, tokens: int) 
             requests = [Request(tuple(ids), (key,)) for key, ids in enumerate(prompts)]
             return await asyncio.gather(*(parts.engine.sample(r, sampling) for r in requests))
 
-        answers = [answer for (answer,) in wait_for(sample())]
+        answers = [answer for (answer,) in run_sync(sample())]
         return [list(a.tokens) for a in answers], [list(a.logprobs) for a in answers]
 
     def work(key: int) -> str:

@@ -24,7 +24,7 @@ from groupwise.policy.load import make_policy
 from groupwise.policy.policy import Policy
 from groupwise.policy.prompts import fit_prompts
 from groupwise.rollout.engine import Engine
-from groupwise.rollout.groups import Prompted, sample_group
+from groupwise.rollout.groups import GroupSampling, Prompted, sample_group
 from groupwise.types import Group, Problem, Sampling
 from sidebyside import models
 from sidebyside.record import synchronize
@@ -109,15 +109,8 @@ def main() -> None:
     for name, made in kinds:
 
         async def work(number: int, made: Episodes | None = made) -> list[Group]:
-            return await asyncio.gather(
-                *(
-                    sample_group(
-                        each, engine, policy, sampling,
-                        group_size=options.group, seed=0, step=number, episodes=made,
-                    )
-                    for each in prompted
-                )
-            )  # fmt: skip
+            how = GroupSampling(engine, policy, sampling, options.group, seed=0, episodes=made)
+            return await asyncio.gather(*(sample_group(each, number, how) for each in prompted))
 
         seconds, tokens = timed(setting, options.repeats, work)
         print(f"{name:20s} {seconds:7.3f} s {tokens:8.0f} tokens {tokens / seconds:9.0f} tokens/s")

@@ -21,12 +21,12 @@ from torch import Tensor
 from groupwise.types import Advantage, Completion, Group
 
 STORED = ("old_logprobs", "old_entropies", "ref_logprobs")
-"""What a batch knows of its answers' tokens and rollout files keep."""
+"""What is known of each token and is stored in rollout files."""
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A dataclass whose tensors move together."""
+    """A dataclass whose tensors move to a device together."""
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Self:
         items: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -36,7 +36,7 @@ class OnDevice:
 
 
 def copied_to(x: Any, device: torch.device, non_blocking: bool = True) -> Any:
-    """On the device. Neither waits for the other, which takes page-locked memory on the host."""
+    """The tensor on the device. The copy to a GPU is asynchronous, which needs pinned memory."""
     if device.type == "cuda" and isinstance(x, Tensor) and x.device.type == "cpu" and non_blocking:
         x = x.pin_memory()
     return x.to(device, non_blocking=non_blocking)
@@ -83,19 +83,19 @@ class Batch(OnDevice):
     old_entropies_BT: Tensor | None = None
     """Of the policy's whole distribution at each token, before the rollout's first update."""
     share_BT: Tensor | None = None
-    """(B, 1), where episodes were split: which part of its episode's tokens a line has."""
+    """(B, 1), where episodes were split: the share of its episode's tokens that a line has."""
     entropy_threshold: float | None = None
     """`top_entropy` lets tokens of at least this entropy carry policy loss. None: all."""
     groups: tuple[Group, ...] = ()
-    """What it was made of."""
+    """The groups that it was made from."""
     members: tuple[tuple[int, int], ...] = ()
-    """(group, answer) of each line, as indices into `groups`. Empty: a blank batch."""
+    """(group, answer) of each line, as indices into `groups`. Empty: a dummy micro-batch."""
     lines: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    """Where each line is in the batch that this one was cut from. Empty: it was cut from none."""
-    places: tuple[int, ...] = ()
-    """Of several ranks: where among all groups of the step each of `groups` stands."""
-    total: int = 0
-    """Groups of the step, where there are `places`."""
+    """The index of each line in the batch that this one was cut from. Empty: it was not cut."""
+    group_indices: tuple[int, ...] = ()
+    """With several ranks: the index of each of `groups` among all groups of the step."""
+    group_total: int = 0
+    """Groups of the whole step, where there are `group_indices`."""
 
     @property
     def keep_BT(self) -> Tensor | None:
@@ -122,7 +122,7 @@ class Batch(OnDevice):
         return max((p + a for p, a in zip(prompts, answers, strict=True)), default=1)
 
     def select(self, groups: Sequence[int]) -> "Batch":
-        """These groups alone. They count as what they are of the whole: same denominator."""
+        """These groups alone, with the denominator of the whole batch."""
         chosen = {group: index for index, group in enumerate(groups)}
         lines = [line for line, (group, _) in enumerate(self.members) if group in chosen]
         members = tuple((chosen[self.members[n][0]], self.members[n][1]) for n in lines)
@@ -131,9 +131,9 @@ class Batch(OnDevice):
 
     def minibatches(self, count: int) -> "Iterator[Batch]":
         """`count` runs of neighbouring groups, one for each optimizer step, as even as can be."""
-        places = self.places if self.total else range(len(self.groups))
-        for first, last in minibatch_bounds(self.total or len(self.groups), count):
-            yield self.select([n for n, p in enumerate(places) if first <= p < last]).counted()
+        indices = self.group_indices if self.group_total else range(len(self.groups))
+        for first, last in minibatch_bounds(self.group_total or len(self.groups), count):
+            yield self.select([n for n, i in enumerate(indices) if first <= i < last]).counted()
 
     def cut(self, lines: Sequence[int], width: int) -> "Batch":
         """These lines alone, up to `width` tokens of each."""

@@ -38,12 +38,12 @@ class Evaluation:
 
 
 def evaluate(parts: Parts, split: Split) -> Evaluation:
-    """The same on all ranks."""
+    """The same result on all ranks."""
     return Evaluation(**parts.waiting.first_does(lambda: asdict(evaluate_here(parts, split))))
 
 
 def evaluate_here(parts: Parts, split: Split) -> Evaluation:
-    """Each rank that samples does its share and gets all metrics; others take no part.
+    """Each rank that samples evaluates its share and gets all metrics; other ranks do not call it.
 
     The keys of sampled metrics name k: pass@4, maj@4.
     """
@@ -82,7 +82,7 @@ def _whole_answers(groups: list[Group]) -> list[Group]:
 
 
 def _greedy_lines(groups: list[Group], parts: Parts) -> list[dict[str, Any]]:
-    """What each problem's greedy answer came to; sampled answers are added later."""
+    """One line for each problem with the results of its greedy answer."""
     verdicts = _judge(groups, parts.judge)
     scores = scores_of(groups, parts.scorer, parts.episodes)
     totals = weighted(scores, parts.reward_weights)
@@ -100,7 +100,7 @@ def _greedy_lines(groups: list[Group], parts: Parts) -> list[dict[str, Any]]:
 
 
 def _add_sampled(lines: list[dict[str, Any]], groups: list[Group], parts: Parts) -> None:
-    """Of each problem's sampled answers: which are right, the commonest one, which have form."""
+    """Add the results of sampled answers: which are right or well-formed, and the majority's."""
     verdicts = _judge(groups, parts.judge)
     for index, (line, group) in enumerate(zip(lines, groups, strict=True)):
         line["sampled_format"] = verdicts["format"][index]

@@ -90,22 +90,22 @@ def is_marked(code: Any, kind: str) -> bool:
 
 def load_object(reference: str, *, what: str) -> Callable[..., Any]:
     """The function or class that `reference` names. Imports its module. `what` is for messages."""
-    place, _, name = reference.rpartition(":")
+    source, _, name = reference.rpartition(":")
     said = f"{what} {reference!r}"
-    if not place or not name.isidentifier():
+    if not source or not name.isidentifier():
         raise ConfigError(f"{said} must look like file.py:name or package.module:name")
     try:
-        module = _file_module(Path(place)) if place.endswith(".py") else _named_module(place)
+        module = _file_module(Path(source)) if source.endswith(".py") else _named_module(source)
     except ConfigError as error:
         raise ConfigError(f"{said}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{said}: importing {place} raised {type(error).__name__}: {error}"
+            f"{said}: importing {source} raised {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, name):
         names = [other for other, value in vars(module).items() if callable(value)]
         raise ConfigError(
-            f"{said}: {place} has no function or class {name!r}{nearest(name, names)}"
+            f"{said}: {source} has no function or class {name!r}{nearest(name, names)}"
         )
     code = getattr(module, name)
     if not callable(code):

@@ -31,15 +31,21 @@ from groupwise.reward_models.reward import PREFIX, learned_reward
 from groupwise.rewards.base import Reward
 from groupwise.rewards.catalog import resolve
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import Engine, EngineElsewhere, wait_for
+from groupwise.rollout.engine import Engine, EngineElsewhere, run_sync
 from groupwise.rollout.engine_thread import EngineThread
-from groupwise.rollout.groups import Prompted, reward_weights, sample_group, score_groups
+from groupwise.rollout.groups import (
+    GroupSampling,
+    Prompted,
+    reward_weights,
+    sample_group,
+    score_groups,
+)
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.catalog import build_task
-from groupwise.tracking.activity import doing
+from groupwise.tracking.activity import Progress
 from groupwise.types import Group, Sampling
 
 log = logging.getLogger("groupwise")
@@ -57,7 +63,7 @@ class EngineKind:
 
 
 ENGINES: dict[str, EngineKind] = {
-    # LLM.int8() asks at each product whether there are outliers: no graph can hold that.
+    # LLM.int8() looks for outliers at every matrix product: a CUDA graph cannot capture that.
     "native": EngineKind(
         lambda policy, config: NativeEngine(
             policy,
@@ -76,7 +82,7 @@ ENGINES: dict[str, EngineKind] = {
 
 @dataclass
 class Parts:
-    """All that is built from a config and holds no progress of its own. Close it after use."""
+    """Everything that is built from a config and has no training state. Close it after use."""
 
     config: Config
     policy: Policy
@@ -86,9 +92,9 @@ class Parts:
     judge: Scorer
     problems: dict[Split, list[Prompted]]
     thread: EngineThread | None = None
-    """The engine, where it samples beside training."""
+    """The engine, where it samples in a thread while another one trains."""
     world: World = ALONE
-    """The ranks that sample together, each its share, on a process group of their own."""
+    """The ranks that sample together, each its share, with a process group of their own."""
     samples: bool = True
     """Whether this rank samples: where engines are in other processes, rank 0 does for all."""
     waiting: World = ALONE
@@ -96,11 +102,19 @@ class Parts:
     episodes: Episodes | None = None
     """What makes an answer an episode, where there is an environment."""
     given: ModelInMemory | None = None
-    """The model that was given in place of a name."""
+    """The model in memory, where one was passed instead of a name."""
 
     @property
     def reward_weights(self) -> dict[str, float]:
         return reward_weights(self.scorer, self.config.rollout, self.episodes)
+
+    @property
+    def group_sampling(self) -> GroupSampling:
+        """How the groups of a step are sampled."""
+        config = self.config
+        settings = config.rollout.sampling, config.batch.group_size, config.seed
+        spread = config.rollout.temperature_spread
+        return GroupSampling(self.engine, self.policy, *settings, spread, self.episodes)
 
     def sample_groups(
         self,
@@ -113,28 +127,21 @@ class Parts:
         in_episodes: bool = True,
         what: str = "sampling",
     ) -> list[Group]:
-        """`group_size` answers to each problem, for those who can wait for the last of them.
+        """`group_size` answers to each problem. Returns when the last one is done.
 
-        `in_episodes=False`: plain answers also where there is an environment. Progress is told as
-        `what`.
+        `in_episodes=False`: plain answers even where there is an environment. `what` is shown with
+        the progress.
         """
-        episodes, done = self.episodes if in_episodes else None, 0
-        fixed: dict[str, Any] = {"group_size": group_size, "seed": self.config.seed, "step": step}
-
-        async def sample(prompted: Prompted) -> Group:
-            nonlocal done
-            group = await sample_group(
-                prompted, self.engine, self.policy, sampling,
-                **fixed, temperatures=temperatures, episodes=episodes,
-            )  # fmt: skip
-            done += 1
-            doing(what, done, len(problems))
-            return group
+        episodes = self.episodes if in_episodes else None
+        settings = sampling, group_size, self.config.seed, temperatures, episodes
+        how = GroupSampling(self.engine, self.policy, *settings)
 
         async def gather() -> list[Group]:
-            return list(await asyncio.gather(*map(sample, problems)))
+            tasks = [asyncio.create_task(sample_group(each, step, how)) for each in problems]
+            Progress(what).add(tasks)
+            return await asyncio.gather(*tasks)
 
-        groups = wait_for(gather())
+        groups = run_sync(gather())
         if episodes is not None:
             episodes.check(groups)
         return groups
@@ -182,10 +189,10 @@ def load_parts(
     judge = Scorer(judges(task), config.reward_timeout, "stop")
     here = not training or config.place.kind == "here"
     sharded = world.size > 1 and config.distributed.kind in ("fsdp2", "zero3")
-    # Of a model that is to be sharded no device has to hold all of it, not even now.
+    # A model that will be sharded is loaded on the CPU: no device has to hold all of it.
     in_parts = sharded and not here and config.adapter is None
     beside = training and config.timing.kind != "in_turn"
-    # Sampling beside training needs weights of its own, which training does not change under it.
+    # Sampling while training needs its own copy of the weights, which training does not change.
     copied = given.copied() if given is not None and beside and here else None
     at = torch.device("cpu") if in_parts else None
     policy = policy or load_config_policy(config, weights, at, given=given)
@@ -200,7 +207,7 @@ def load_parts(
     thread = EngineThread(sampler) if beside else None
     made = Parts(config, policy, task, thread or sampler, scorer, judge, problems, thread)
     made = replace(made, episodes=episodes, given=given)
-    return replace(made, world=world.aside()) if here else replace(made, waiting=world)
+    return replace(made, world=world.on_spare_group()) if here else replace(made, waiting=world)
 
 
 def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split, list[Prompted]]:
@@ -223,12 +230,12 @@ def _fitting_problems(config: Config, task: Task, policy: Policy) -> dict[Split,
 
 
 def _check_tokens(prompts: Sequence[Sequence[int]], name: str, policy: Policy) -> None:
-    """A tokenizer of another model may write tokens that this one does not have."""
+    """The tokenizer of another model may have tokens that this model has not."""
     rows = policy.model.get_input_embeddings().weight.shape[0]
     largest = max((max(tokens) for tokens in prompts), default=0)
     if largest >= rows:
         raise ModelError(
-            f"the tokenizer of {name!r} writes token {largest}, and its model has {rows} of them: "
+            f"the tokenizer of {name!r} writes token {largest}, and its model has {rows} tokens: "
             "they do not belong together"
         )
 

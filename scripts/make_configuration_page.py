@@ -33,7 +33,7 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = ""
                 if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                    text = inspect.cleandoc(str(below.value.value))
+                    text = " ".join(str(below.value.value).split())  # one table row
                 found[field.target.id] = text
     return found
 

@@ -21,9 +21,10 @@ def environment_bench(
     words: options.Words = None,
     preset: options.Preset = None,
     tiny: options.Tiny = False,
-    problems: Annotated[int, typer.Option(help="Problems to play.", min=1)] = 4,
+    problems: Annotated[int, typer.Option(help="Number of problems to play.", min=1)] = 4,
     model: Annotated[
-        str | None, typer.Option(help="What this model earns is what honest work earns.")
+        str | None,
+        typer.Option(help="A model that works honestly: its mean reward is the baseline."),
     ] = None,
     json_file: options.JsonFile = None,
     trust_code: options.TrustCode = False,

@@ -49,7 +49,7 @@ def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Run folders; one: before and after.")
     ],
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", min=0)] = 0,
     json_file: options.JsonFile = None,
 ) -> None:
     """Runs side by side, with 95 % intervals of their differences (paired bootstrap).

@@ -7,17 +7,18 @@ import typer
 
 from groupwise.cli.app import app
 
-serve_app = typer.Typer(help="Models in processes of their own.", no_args_is_help=True)
+serve_app = typer.Typer(help="Servers that training asks over HTTP.", no_args_is_help=True)
 app.add_typer(serve_app, name="serve")
 
-Model = Annotated[str, typer.Argument(help="What the recipe's `model:` says.")]
-Host = Annotated[str, typer.Option(help="Where to listen.")]
-Port = Annotated[int, typer.Option(help="0: a free one.", min=0, max=65535)]
-Device = Annotated[Literal["auto", "cuda", "mps", "cpu"], typer.Option(help="Where it runs.")]
+Model = Annotated[str, typer.Argument(help="The same as `model:` in the recipe.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0: a free one.", min=0, max=65535)]
+Device = Annotated[Literal["auto", "cuda", "mps", "cpu"], typer.Option(help="Device of the model.")]
 Precision = Annotated[
-    Literal["auto", "fp32", "bf16", "fp16"], typer.Option(help="Of weights and products.")
+    Literal["auto", "fp32", "bf16", "fp16"],
+    typer.Option(help="Of weights and activations."),
 ]
-UntilEof = Annotated[bool, typer.Option("--until-eof", help="Stop when standard input ends.")]
+UntilEof = Annotated[bool, typer.Option("--until-eof", help="Stop when standard input is closed.")]
 Quantization = Annotated[
     Literal["int8", "nf4"] | None, typer.Option(help="Weights in 8 or 4 bits.")
 ]
@@ -25,7 +26,7 @@ Quantization = Annotated[
 
 @serve_app.callback()
 def serve() -> None:
-    """Models in processes of their own."""
+    """Servers that training asks over HTTP."""
 
 
 @serve_app.command()
@@ -33,8 +34,8 @@ def reference(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8650,
-    tokens: Annotated[int, typer.Option(help="Tokens in one forward pass.", min=1)] = 32768,
-    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 64,
+    tokens: Annotated[int, typer.Option(help="Most tokens in one forward pass.", min=1)] = 32768,
+    queue: Annotated[int, typer.Option(help="Most requests that may wait.", min=1)] = 64,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
@@ -56,16 +57,17 @@ def rollouts(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8660,
-    queue: Annotated[int, typer.Option(help="Requests that may wait.", min=1)] = 512,
+    queue: Annotated[int, typer.Option(help="Most requests that may wait.", min=1)] = 512,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
     until_eof: UntilEof = False,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run engines that a run names, if they are marked.")
+        bool,
+        typer.Option("--trust-code", help="Run marked engines that a run names."),
     ] = False,
 ) -> None:
-    """Answers sampled in a process of their own, for runs with place.urls.
+    """Sample answers for runs with place.urls.
 
     groupwise serve rollouts smollm2 --port 8660
     """
@@ -88,17 +90,19 @@ def gateway(
     model: Model,
     host: Host = "127.0.0.1",
     port: Port = 8670,
-    temperature: Annotated[float, typer.Option(help="Of every reply.", min=0.0)] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of one reply at most.", min=1)] = 1024,
-    seed: Annotated[int, typer.Option(help="With a session's name, the key of its replies.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Temperature of every reply.", min=0.0)] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of one reply.", min=1)] = 1024,
+    seed: Annotated[
+        int, typer.Option(help="The same seed and session name: the same replies.")
+    ] = 0,
     override_sampling: Annotated[
         bool,
         typer.Option(
             "--override-sampling",
-            help="Take these settings where a request asks for others, rather than refuse it.",
+            help="Sample with these settings where a request asks for others, not refuse it.",
         ),
     ] = False,
-    queue: Annotated[int, typer.Option(help="Requests in progress.", min=1)] = 512,
+    queue: Annotated[int, typer.Option(help="Most requests in progress.", min=1)] = 512,
     device: Device = "auto",
     precision: Precision = "auto",
     quantization: Quantization = None,
@@ -149,7 +153,7 @@ def vllm(
     port: Port = 8000,
     precision: Precision = "auto",
     lora_rank: Annotated[
-        int, typer.Option(help="Take adapters of up to this rank instead of all weights.", min=0)
+        int, typer.Option(help="Take LoRA adapters of up to this rank (0: full weights).", min=0)
     ] = 0,
     until_eof: UntilEof = False,
 ) -> None:

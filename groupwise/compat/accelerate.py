@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 
 def reset_accelerate() -> None:
-    """accelerate remembers its first use in a process and what its launcher wished: start anew."""
+    """Forget accelerate's state of this process: its first use, and what its launcher asked for."""
     from accelerate.state import AcceleratorState
 
     for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"):

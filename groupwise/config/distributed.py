@@ -20,7 +20,7 @@ class DistributedSettings(Settings):
     offload_parameters: bool = False
     """fsdp2, zero3: parameters in CPU memory while they are not used; fsdp2: moments too."""
     bucket_size: int = Field(default=ZERO_BUCKET, ge=1_000_000)
-    """zero: numbers that are sent together; smaller ones need less memory and more time."""
+    """zero: elements of a communication bucket; smaller ones need less memory and more time."""
     timeout: float = Field(default=1800.0, gt=0)
     """Seconds that a process waits for another before it gives up."""
 

@@ -42,19 +42,22 @@ class EnvironmentSettings(Weights):
     max_reply_tokens: int = Field(default=1024, ge=1)
     """Tokens of one message of the environment; the rest of a longer one is left out."""
     step_seconds: float = Field(default=60.0, gt=0)
-    """Seconds that it may take for one reply; then it has failed, and the episode ends."""
+    """Seconds that the environment may take for one reply. After that it has failed, and the
+    episode ends."""
     episode_seconds: float = Field(default=600.0, gt=0)
-    """Seconds that it may take in one episode."""
+    """Seconds that the environment may take in one episode, all replies together."""
     at_once: int = Field(default=256, ge=1)
-    """Episodes that run at the same time, beside those whose environment takes its time."""
+    """Episodes that use the model at the same time; those that wait for a slow environment do not
+    count."""
     max_open: int | None = Field(default=None, ge=1)
-    """Episodes that have begun and not ended, those that wait for their environment among them:
-    what a server or this machine can take. Twice at_once if not given."""
+    """Most episodes that have begun and not ended, those that wait for their environment included:
+    as many as a server or this machine can take. Twice at_once if not given."""
     in_rounds: bool = False
-    """They take their turns together, so that a run on a CPU repeats to the last digit. All wait
-    for the slowest reply then."""
+    """Episodes take their turns together, so that a run on a CPU repeats bit for bit. All of them
+    wait for the slowest reply then."""
     chat: Literal["auto", "template", "renderers"] = "auto"
-    """What continues conversations: `renderers` for families that it knows, or the template."""
+    """How conversations are continued: by the package `renderers` for the model families that it
+    knows, or by the chat template."""
 
 
 class HasIsolation(EnvironmentSettings):
@@ -79,7 +82,7 @@ class HasTurnRewards(HasReward):
     """May give a reward for each turn."""
 
     turn_rewards: bool = False
-    """A turn is credited with what followed it alone: rewards of earlier turns are left out."""
+    """Each turn has its own advantage, from which rewards of earlier turns are left out."""
 
     @property
     def turn_weight(self) -> float | None:

@@ -9,12 +9,12 @@ from groupwise.extensions import Code
 
 
 class CheckpointSettings(Settings):
-    """Checkpoints and what stays of them."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: int = Field(default=10, ge=0)
     """Steps between checkpoints (0: only at the end)."""
     keep: int = Field(default=2, ge=1)
-    """How many of the newest stay."""
+    """How many of the newest checkpoints are kept."""
 
 
 class TrackingSettings(Settings):
@@ -33,4 +33,4 @@ class TrackingSettings(Settings):
     rollouts: int = Field(default=1, ge=0)
     """Store every n-th step's answers, compressed (0: none)."""
     keep_rollouts: int | None = Field(default=None, ge=1)
-    """Of these, keep so many of the newest (None: all)."""
+    """How many of the newest stored steps are kept (None: all)."""

@@ -128,8 +128,8 @@ class ReferenceSettings(Settings):
     """The model that KL is measured against; loaded only when algorithm.kl_weight is above 0."""
 
     kind: Literal["frozen", "copied", "mixed", "process", "server"] = "frozen"
-    """The start, the policy of some steps ago, a slow average of it; the start in a process that
-    the run starts, or in servers."""
+    """frozen: the initial model. copied: the policy of some steps ago. mixed: a slow average of the
+    policy. process, server: the initial model in a process that the run starts, or in servers."""
     every: int = Field(default=64, ge=1)
     """copied, mixed: steps between refreshes."""
     alpha: float = Field(default=0.6, gt=0, le=1)
@@ -156,21 +156,21 @@ class ReferenceSettings(Settings):
 
 
 class AdapterSettings(Settings):
-    """A small addition that trains while the model stays as it is. Left out: all weights train."""
+    """LoRA: small matrices are trained beside frozen weights. Left out: all weights are trained."""
 
     kind: Literal["lora"] = "lora"
     rank: int = Field(default=16, ge=1)
-    """Columns of the two thin matrices whose product is added to a weight."""
+    """Rank of the product of two thin matrices that is added to a weight."""
     alpha: float = Field(default=32.0, gt=0)
     """The product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Layers that get one: all linear ones but the output head, or names such as q_proj, v_proj."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """On the adapter's input, in updates only; sampling and log-probs are without."""
+    """Dropout on the adapter's input, in updates only: not in sampling, not for old log-probs."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank): high ranks keep learning."""
     dora: bool = False
-    """Train the lengths of a weight's rows apart from their directions; slower."""
+    """DoRA: train the magnitudes of a weight's rows apart from their directions; slower."""
 
 
 class OptimizerSettings(Settings):
@@ -218,7 +218,7 @@ class Config(Settings):
     """A whole run. `Config()` is the demo."""
 
     steps: int = Field(default=60, ge=1)
-    """Rollout-and-update rounds."""
+    """Training steps, each a rollout and the update on it."""
     seed: int = 0
     """Every random draw of the run derives from it."""
     model: str = "tiny"
@@ -233,7 +233,7 @@ class Config(Settings):
     gradient_checkpointing: bool | Literal["offload"] = False
     """Recompute activations backward: less memory, more time. offload: layer inputs on the CPU."""
     clear_cache: bool = False
-    """Give memory that torch keeps for later back to CUDA after each step: fewer holes, slower."""
+    """Empty torch's CUDA cache after each step: less fragmentation, slower."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
     """torch.compile. auto: sampling, from 100 steps on all; on a CPU nothing."""
     task: AnyTask = ArithmeticTask()

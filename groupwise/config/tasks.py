@@ -78,11 +78,11 @@ class GuessNumberTask(GeneratedTask):
     seed: int = 0
     """Which problems are generated. Not the seed of the run."""
     train_size: int | None = Field(default=1000, ge=1, le=MOST_GENERATED)
-    """Training problems to generate (None: 4096, which takes a small span)."""
+    """Training problems to generate (None: 4096; needs a small span)."""
     test_size: int = Field(default=100, ge=1, le=MOST_GENERATED)
     """Problems to generate for each of validation and test."""
     span: int = Field(default=64, ge=2, le=99)
-    """How far apart the bounds are: 64 can be halved six times."""
+    """Distance between the bounds: 64 can be halved six times."""
 
 
 class DatasetTask(TaskSettings):

@@ -95,9 +95,9 @@ class History:
         column = self.columns.get(name)
         return _mean(column.first) if column is not None and column.count >= 2 * START else None
 
-    def earlier(self, name: str, window: int = 2 * WINDOW) -> float | None:
-        """The median of the `window` values before the newest `START`."""
-        values = sorted(self._last(name, window + START)[:-START])
+    def earlier(self, name: str) -> float | None:
+        """The median of the values before the newest `START`, of at most two windows."""
+        values = sorted(self._last(name, 2 * WINDOW + START)[:-START])
         return values[len(values) // 2] if len(values) >= WINDOW else None
 
     def noise(self, name: str) -> float:

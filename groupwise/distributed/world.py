@@ -27,18 +27,18 @@ class World:
     """World(rank=1, size=2) is the second of two processes.
 
     `local_rank` counts within a machine. `group` carries JSON, in CPU memory whatever the device;
-    tensors take the default group of torch.distributed. `spare` is a second one like `group`.
+    tensors take the default group of torch.distributed. `spare_group` is a second one like `group`.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     group: Any = None
-    spare: Any = None
+    spare_group: Any = None
 
-    def aside(self) -> "World":
-        """The same ranks on a process group of its own, for collectives of another thread."""
-        return replace(self, group=self.spare)
+    def on_spare_group(self) -> "World":
+        """The same ranks with another process group, for collectives of another thread."""
+        return replace(self, group=self.spare_group)
 
     @property
     def first(self) -> bool:

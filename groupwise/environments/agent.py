@@ -141,7 +141,7 @@ class AgentRun:
                     seconds = limits.step_seconds if over == "step" else limits.episode_seconds
                     did = "ask the model again or end" if over == "step" else "end"
                     raise EnvironmentFailed(
-                        f"the agent did not {did} within {seconds:g} s of its own "
+                        f"the agent did not {did} within {seconds:g} s, without the model's time "
                         f"(environment.{over}_seconds)"
                     )
                 if self.session.failure is not None:
@@ -178,7 +178,7 @@ def _scores(value: Any) -> Mapping[str, float | None]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise EnvironmentFailed(f"the agent gave {quoted(repr(value), 80)}, which is no reward")
+        raise EnvironmentFailed(f"the agent gave {quoted(repr(value), 80)}, which is not a reward")
     if "reward" in value and "scores" in value:
         raise EnvironmentFailed("the agent gave a reward and scores: one of the two is enough")
     named = {"reward": value["reward"]} if "reward" in value else value.get("scores", {})

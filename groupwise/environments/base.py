@@ -190,7 +190,7 @@ def checked_reward(value: Any) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise EnvironmentFailed(f"gave the reward {_shown(value)}, which is no number") from None
+        raise EnvironmentFailed(f"gave the reward {_shown(value)}, which is not a number") from None
     if not math.isfinite(number) or abs(number) > LARGEST_REWARD or isinstance(value, str):
         raise EnvironmentFailed(f"gave the reward {_shown(value)}")
     return number

@@ -36,7 +36,7 @@ from groupwise.errors import ConfigError, RewardError, quoted
 from groupwise.rewards.adversaries import FORMS
 from groupwise.rewards.bench import Solved, mean_of_known, shown, solve_problems
 from groupwise.rewards.scorer import Scorer
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.rollout.groups import score_groups
 from groupwise.rollout.noise import answer_key
 from groupwise.tasks.base import Task
@@ -145,7 +145,7 @@ class Bench:
         runner = self._episodes(_watched(self.factory, engine))
         sampling = [Sampling(max_tokens=MOST_CHARACTERS)]
         seed = answer_key(self.config.seed, "bench", solved.problem.id)
-        return wait_for(runner.group(solved.problem, engine, (key,), sampling, seed))
+        return run_sync(runner.group(solved.problem, engine, (key,), sampling, seed))
 
     def _episodes(self, factory: EnvironmentFactory) -> Episodes:
         weight = self.config.environment.reward_weight

@@ -119,8 +119,8 @@ def recorded(session: Session) -> dict[str, Any]:
     return {"segments": segments, "messages": session.messages, "turns": session.turns}
 
 
-def standalone_app(sessions: NamedSessions, token: str, places: int) -> Starlette:
-    """`places`: requests that may be in progress."""
+def standalone_app(sessions: NamedSessions, token: str, queue_size: int) -> Starlette:
+    """`queue_size`: requests that may be in progress."""
 
     async def look(request: Request) -> Response:
         return json_response(sessions.record(request.path_params["name"], forget=False))
@@ -134,7 +134,7 @@ def standalone_app(sessions: NamedSessions, token: str, places: int) -> Starlett
         await asyncio.to_thread(sessions.engine.close)
 
     more = [("GET", "/s/{name}", look), ("DELETE", "/s/{name}", end)]
-    guard = Middleware(TokenGuard, token=token, max_requests=places + SPARE_REQUESTS)
+    guard = Middleware(TokenGuard, token=token, max_requests=queue_size + SPARE_REQUESTS)
     return gateway_app(sessions, more, middleware=[guard], lifespan=lifespan)
 
 

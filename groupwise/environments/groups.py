@@ -13,9 +13,9 @@ from groupwise.environments.base import AllEpisodesFailed, EnvironmentBusy, Envi
 from groupwise.environments.calls import ParseTurn, parse_hermes
 from groupwise.environments.chat import Chat, PlainChat
 from groupwise.environments.episode import EpisodeInputs, EpisodeLimits, EpisodeRun, Segment
-from groupwise.environments.places import EpisodeEngine, Places
 from groupwise.environments.renderers_chat import ChatKind, RenderersChat, template_chat
 from groupwise.environments.rounds import Rounds
+from groupwise.environments.slots import EpisodeEngine, EpisodeSlots
 from groupwise.errors import quoted
 from groupwise.rollout.engine import Engine
 from groupwise.types import Completion, Group, Problem, Sampling
@@ -53,7 +53,7 @@ class Episodes:
         self.parse: ParseTurn = (
             self._template.parse if isinstance(self._template, RenderersChat) else parse_hermes
         )
-        self._places: tuple[asyncio.AbstractEventLoop, Places] | None = None
+        self._slots: tuple[asyncio.AbstractEventLoop, EpisodeSlots] | None = None
         self._begun = itertools.count()
 
     def prove(self) -> dict[str, str | None]:
@@ -123,9 +123,9 @@ class Episodes:
         limits = replace(self.limits, max_tokens=sampling.max_tokens)
         number = next(self._begun)
         while True:
-            place = self._all_places().place(number)
+            slot = self._slots_of_this_loop().slot(number)
             inputs = EpisodeInputs(
-                EpisodeEngine(engine, place.turn),
+                EpisodeEngine(engine, slot.turn),
                 self.factory.make,
                 problem,
                 self._chat(problem),
@@ -139,7 +139,7 @@ class Episodes:
                 self.factory.thread,
             )
             run = (self.factory.run or EpisodeRun)(inputs)
-            async with self.factory.queue(), place:
+            async with self.factory.queue(), slot:
                 with contextlib.suppress(EnvironmentBusy):
                     segments = await run.run()
                     episode = segments[0].completion.episode
@@ -152,13 +152,13 @@ class Episodes:
             return PlainChat(self.tokenizer)
         return self._template or PlainChat(self.tokenizer, between="\n\n")
 
-    def _all_places(self) -> Places:
+    def _slots_of_this_loop(self) -> EpisodeSlots:
         """Those of this event loop: what waits for them belongs to it."""
         loop = asyncio.get_running_loop()
-        if self._places is None or self._places[0] is not loop:
+        if self._slots is None or self._slots[0] is not loop:
             rounds, at_once = self.in_rounds, self.at_once
-            self._places = loop, Rounds(at_once) if rounds else Places(at_once, self.max_open)
-        return self._places[1]
+            self._slots = loop, Rounds(at_once) if rounds else EpisodeSlots(at_once, self.max_open)
+        return self._slots[1]
 
 
 def as_group(problem: Problem, episodes: Sequence[tuple[Segment, ...]]) -> Group:

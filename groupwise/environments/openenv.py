@@ -157,7 +157,7 @@ class OpenEnvironment(Environment):
             self._sessions.refused(most if isinstance(most, int) else 1)
         if code in TOLD and kind == "step":
             raise ActionRefused(_reasons(content) or said)
-        raise EnvironmentFailed(f"got the error {code} of the server: {quoted(said)}")
+        raise EnvironmentFailed(f"got the error {code} from the server: {quoted(said)}")
 
 
 class ActionRefused(Exception):
@@ -254,7 +254,7 @@ async def _exchanged(socket: Any, message: dict[str, Any]) -> dict[str, Any]:
     except ConnectionClosed as error:
         raise EnvironmentFailed(f"lost the connection to the server ({error})") from error
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFailed(f"got a message that is no JSON ({error})") from error
+        raise EnvironmentFailed(f"got a message that is not JSON ({error})") from error
     if not isinstance(reply, dict):
         raise EnvironmentFailed(f"got the message {quoted(str(reply), 100)} of the server")
     return reply

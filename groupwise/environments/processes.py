@@ -179,7 +179,7 @@ class ProcessEnvironment(Environment):
     async def _ask(self, method: str, *arguments: Any) -> Any:
         worker = self._worker
         if worker is None:
-            raise EnvironmentFailed("was asked of a process that is gone")
+            raise EnvironmentFailed("its process is gone")
         try:
             await send(worker.connection, Ask(method, arguments))
             answer: MethodResult = await receive(worker.connection)

@@ -25,7 +25,7 @@ class ReasoningGymEnvironment(Environment):
     def __init__(self, problem: Problem, feedback: str) -> None:
         if "gym" not in problem.columns:
             raise DataError(
-                f"problem {problem.id} is none of reasoning-gym: use task=gym:NAME with "
+                f"problem {problem.id} does not come from reasoning-gym: use task=gym:NAME with "
                 "environment=reasoning_gym"
             )
         self.gym, self.feedback, self.last = problem.columns["gym"], feedback, 0.0

@@ -9,20 +9,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from groupwise.environments.places import Place, Places
+from groupwise.environments.slots import EpisodeSlot, EpisodeSlots
 from groupwise.types import Request
 
 
-class Rounds(Places):
-    """Who takes part. A place that becomes free is the next episode's at once, and rounds wait for
-    it; nobody lends one."""
+class Rounds(EpisodeSlots):
+    """The episodes that take part. A slot that becomes free goes to the next episode at once, and
+    rounds wait for it; no slot counts as idle."""
 
     def __init__(self, at_once: int) -> None:
         super().__init__(at_once, at_once)
         self._turns: list[tuple[tuple[int, int], object, asyncio.Future[None]]] = []
 
-    def place(self, number: int) -> "RoundsPlace":
-        return RoundsPlace(self, number)
+    def slot(self, number: int) -> "RoundsSlot":
+        return RoundsSlot(self, number)
 
     def leave(self) -> None:
         super().leave()
@@ -51,7 +51,7 @@ class Rounds(Places):
         self._turns = []
 
 
-class RoundsPlace(Place):
+class RoundsSlot(EpisodeSlot):
     def __init__(self, rounds: Rounds, number: int) -> None:
         super().__init__(rounds)
         self.rounds, self.number = rounds, number

@@ -24,7 +24,7 @@ from groupwise.objective.loss import (
 from groupwise.objective.objective import Objective
 from groupwise.training.recorder import Update
 
-Place = tuple[int, int]
+AnswerIndex = tuple[int, int]
 """(group, answer)"""
 
 
@@ -54,15 +54,15 @@ class StepNumbers:
     loss = sum of the tokens' shares - entropy_bonus
     """
 
-    answers: dict[Place, list[TokenNumbers]]
+    answers: dict[AnswerIndex, list[TokenNumbers]]
     loss: float
     entropy_bonus: float
     clipped: float
     """The share of counting tokens that are clipped."""
 
-    def share(self, place: Place) -> float:
+    def share(self, index: AnswerIndex) -> float:
         """What one answer adds to the loss; 0 for one that was not computed."""
-        return sum(token.loss for token in self.answers.get(place, []))
+        return sum(token.loss for token in self.answers.get(index, []))
 
 
 def token_numbers(update: Update, objective: Objective) -> StepNumbers:

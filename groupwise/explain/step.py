@@ -125,7 +125,7 @@ def run_step(
         learn(rollout_batch(stored_groups(folder, state.step + 1), config), state, config)
     recorder = Recorder()
     learn(rollout_batch(groups, config), state, config, recorder)
-    place = "the initial model" if checkpoint is None else checkpoint.name
+    weights_of = "the initial model" if checkpoint is None else checkpoint.name
     again = f", the {distance} steps after it made again" * (distance > 0)
     return ExplainedStep(
         folder.name,
@@ -134,7 +134,7 @@ def run_step(
         recorder.updates,
         decoder(policy.tokenizer),
         f"answers, rewards and advantages as stored; log-probs and gradient recomputed from "
-        f"{place}{again}",
+        f"{weights_of}{again}",
         True,
         logged,
     )

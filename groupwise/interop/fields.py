@@ -206,7 +206,7 @@ def _lost_of_the_objective(objective: Objective) -> Iterator[str]:
         same = "; with one update a rollout, its gradient is the same"
         yield (
             f"algorithm.surrogate={kind} with aggregate={objective.aggregate}: "
-            f"loss_type {_loss_type(objective)} stands in its place"
+            f"loss_type {_loss_type(objective)} is used instead"
             f"{same if kind == 'reinforce' else ''}"
         )
     if _loss_type(objective) == "luspo" and objective.ratio != "sequence":

@@ -97,7 +97,7 @@ def _lost(config: Config, loss_type: str) -> Iterator[str]:
 
 def neuron_script(config: Config, fields: Fields, dataset: str) -> str:
     rewards = reward_lines(config, build_task(config.task))
-    learned = [name for name, place, _, _ in rewards if place.startswith(PREFIX)]
+    learned = [name for name, source, _, _ in rewards if source.startswith(PREFIX)]
     if learned:
         raise ConfigError(
             f"reward {learned[0]!r} is a model, and Trainium cannot run it: score by functions, or "

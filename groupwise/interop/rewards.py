@@ -19,7 +19,7 @@ PROBLEM_ID, PREFILL = "problem_id", "prefill"
 
 def trl_reward(
     name: str,
-    place: str,
+    source: str,
     options: Mapping[str, Any] | None = None,
     *,
     timeout: float = 30.0,
@@ -27,9 +27,9 @@ def trl_reward(
 ) -> Callable[..., list[float | None]]:
     """trl_reward("correct", "groupwise.rewards.arithmetic:correct")"""
     options = dict(options or {})
-    function: Any = place
-    if place.startswith(PREFIX):
-        function, options = learned_reward(place, options, pick_device("auto")), {}
+    function: Any = source
+    if source.startswith(PREFIX):
+        function, options = learned_reward(source, options, pick_device("auto")), {}
     scorer = Scorer([Reward(name, function, 1.0, options)], timeout, on_error)
 
     def reward(

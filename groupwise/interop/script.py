@@ -83,18 +83,18 @@ def reward_lines(config: Config, task: Task) -> list[RewardLine]:
     own = {reward.name: reward.function for reward in judges(task)}
     lines = []
     for setting in config.rewards:
-        place: str | None = setting.name
+        source: str | None = setting.name
         if setting.name in own:
             function = own[setting.name]
-            place = function if isinstance(function, str) else importable(function)
+            source = function if isinstance(function, str) else importable(function)
         elif not setting.name.startswith(PREFIX):
-            place = resolve(setting.name)
-        if place is None:
+            source = resolve(setting.name)
+        if source is None:
             raise ConfigError(
                 f"reward {setting.name!r} is a function that no other script can import: put it "
                 "at the top level of a file and name it as file.py:function"
             )
-        lines.append((setting.name, place, setting.weight, setting.options))
+        lines.append((setting.name, source, setting.weight, setting.options))
     return lines
 
 
@@ -125,7 +125,7 @@ def script_text(
         head=head,
         lost=lost,
         arguments=arguments,
-        rewards=[(name, place, options) for name, place, _, options in rewards],
+        rewards=[(name, source, options) for name, source, _, options in rewards],
         dataset=dataset,
         model_name=config.model if config.model in NAMES else None,
         model=resolve_model(config.model),

@@ -1,7 +1,7 @@
-"""A model's chat template, rendered as what it is: a program by whoever made the model.
+"""Render a model's chat template, which is a program written by whoever made the model.
 
 transformers renders it in jinja's sandbox (`ImmutableSandboxedEnvironment`), so it reaches nothing
-but what it is given. Here it is bounded besides: in time, and whatever it raises is one error.
+but its inputs. Here its time is limited as well, and whatever it raises becomes a ModelError.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from groupwise.compat.transformers import compile_chat_template, parsed_chat_tem
 from groupwise.errors import ModelError, shortened
 
 SECONDS = 10.0
-"""For one conversation. Real templates take less than a thousandth of it."""
+"""Limit for one conversation. Real templates take less than a thousandth of it."""
 LOOK_EVERY = 0.1
 LONGEST = 10_000_000
 """Characters of a rendered conversation."""
@@ -34,14 +34,14 @@ computing: thousands of prompts are rendered before a run begins."""
 
 @dataclass
 class _Spent:
-    """On one template so far."""
+    """How much was rendered with one template so far, and how long that took."""
 
     count: int = 0
     seconds: float = 0.0
 
 
 class _TooLong(BaseException):
-    """Not an Exception: nothing on the way may take it for one of its own."""
+    """Not an Exception, so that no `except Exception` on the way catches it."""
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

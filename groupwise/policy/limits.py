@@ -19,7 +19,7 @@ def chunk_logits(memory: float | None) -> int:
 
 
 def kept_logits(memory: float | None, each: int, head_trains: bool) -> int:
-    """How many are kept, of `each` bytes. Where the head does not train, memory is what counts."""
+    """How many are kept, of `each` bytes. 0 where the head is frozen: memory matters then."""
     if memory is None or memory <= LARGE_MEMORY or not head_trains:
         return 0
     return int(KEPT_SHARE * memory / each)

@@ -30,7 +30,7 @@ def batch_logprobs(
     logprobs_BT = torch.zeros(batch.mask_BT.shape, device=policy.device)
     entropies_BT = torch.zeros_like(logprobs_BT)
     micros = microbatches(batch, layout or policy.layout, tokens_at_once, policy.pad_id)
-    for micro in with_blanks(policy, micros):
+    for micro in with_dummies(policy, micros):
         rows = micro.rows.to(policy.device)
         with compiled_layers(policy.model, compiled):
             logprobs, entropies = answer_logprobs(policy, rows, temperature)
@@ -40,6 +40,6 @@ def batch_logprobs(
     return logprobs_BT, entropies_BT
 
 
-def with_blanks(policy: Policy, micros: MicroBatches) -> MicroBatches:
-    """As many as the ranks that hold the model together agree on; blank ones at the end."""
-    return replace(micros, blanks=policy.passes(len(micros)) - len(micros))
+def with_dummies(policy: Policy, micros: MicroBatches) -> MicroBatches:
+    """With dummies at the end, so that all ranks of a sharded model make equally many passes."""
+    return replace(micros, dummies=policy.passes(len(micros)) - len(micros))

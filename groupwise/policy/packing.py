@@ -20,7 +20,7 @@ from groupwise.types import Completion, Group, Problem
 
 @dataclass(frozen=True)
 class Rows(OnDevice):
-    """R rows of S tokens, and the K places whose hidden state predicts an answer's token."""
+    """R rows of S tokens, and the K positions whose hidden state predicts an answer's token."""
 
     tokens_RS: Tensor
     positions_RS: Tensor
@@ -29,14 +29,14 @@ class Rows(OnDevice):
     groups: tuple[tuple[int, ...], ...] | None
     """Shared prefixes: the lengths of each prompt and its answers; policy/packed_attention.py."""
     source_K: Tensor
-    """Index into the flattened rows of the hidden state that predicts token k."""
+    """Index of the hidden state that predicts token k, in the flattened rows."""
     target_K: Tensor
     """The token that it should predict."""
     slot_K: Tensor
-    """Where token k stands in the flattened answers x tokens matrix."""
+    """Index of token k in the flattened answers x tokens matrix."""
     shape_BT: tuple[int, int]
     temperature_K: Tensor | None = None
-    """What token k was drawn at, where answers differ in that."""
+    """The temperature that token k was drawn at, where answers have different ones."""
 
     def scatter(self, values_K: Tensor) -> Tensor:
         """Values of predicted tokens, laid out as answers x tokens; 0 where there is no token."""
@@ -47,38 +47,39 @@ class Rows(OnDevice):
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch(Batch):
-    """A part of a batch. Without members it is blank: nobody's token, whose loss is 0."""
+    """A part of a batch. One without members is a dummy: one token that belongs to no answer, and
+    whose loss is 0."""
 
     rows: Rows
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The micro-batches of a batch. Each is packed when its turn comes: a GPU still computes the
-    one before."""
+    """The micro-batches of a batch. Each is packed when its turn comes, while a GPU still computes
+    the one before."""
 
     batch: Batch
     layout: str
     pad_id: int
-    planned: "tuple[tuple[Piece, ...], ...]"
-    """The groups and answers of each."""
-    blanks: int = 0
-    """Passes that follow, for a rank that has no work left while the others still do."""
+    planned: "tuple[tuple[GroupSlice, ...], ...]"
+    """Of each micro-batch its groups and answers."""
+    dummies: int = 0
+    """Dummy micro-batches at the end, for a rank that has no work left while others still do."""
 
     def __len__(self) -> int:
-        return len(self.planned) + self.blanks
+        return len(self.planned) + self.dummies
 
     def __iter__(self) -> Iterator[MicroBatch]:
         batch = self.batch
         line_of = {member: line for line, member in enumerate(batch.members)}
-        for pieces in self.planned:
-            members = tuple((group, answer) for group, answers in pieces for answer in answers)
+        for slices in self.planned:
+            members = tuple((group, answer) for group, answers in slices for answer in answers)
             width = max(1, *(len(batch.groups[g].completions[a].tokens) for g, a in members))
             part = batch.cut([line_of[member] for member in members], width)
-            rows = pack(batch.groups, pieces, self.layout, self.pad_id, width)
+            rows = pack(batch.groups, slices, self.layout, self.pad_id, width)
             yield MicroBatch(**vars(replace(part, members=members)), rows=rows)
-        for _ in range(self.blanks):
-            yield _blank(self.layout, self.pad_id)
+        for _ in range(self.dummies):
+            yield _dummy(self.layout, self.pad_id)
 
 
 def microbatches(batch: Batch, layout: str, budget: int, pad_id: int = 0) -> MicroBatches:
@@ -87,24 +88,25 @@ def microbatches(batch: Batch, layout: str, budget: int, pad_id: int = 0) -> Mic
     return MicroBatches(batch, layout, pad_id, planned)
 
 
-def _blank(layout: str, pad_id: int) -> MicroBatch:
-    """Nobody's token."""
+def _dummy(layout: str, pad_id: int) -> MicroBatch:
     nobody = Group(Problem("", ""), (pad_id,), (Completion((pad_id,), (0.0,), "eos"),))
     (micro,) = microbatches(make_batch([nobody]), layout, 1, pad_id)
     return replace(micro, mask_BT=torch.zeros_like(micro.mask_BT), members=())
 
 
-Piece = tuple[int, tuple[int, ...]]
-"""A group's index, and the indices of its answers that are packed together."""
+GroupSlice = tuple[int, tuple[int, ...]]
+"""A group's index, and the indices of those of its answers that are packed together."""
 
 
-def plan_microbatches(groups: Sequence[Group], layout: str, budget: int) -> Iterator[list[Piece]]:
+def plan_microbatches(
+    groups: Sequence[Group], layout: str, budget: int
+) -> Iterator[list[GroupSlice]]:
     """Cut groups into micro-batches of at most `budget` tokens, longest first.
 
     Padded rows of similar length travel together, so little is padded. A group is split only when
     it does not fit the budget; a single answer longer than that still goes through, alone.
     """
-    sized = [(_length(groups, piece), piece) for piece in _pieces(groups, layout, budget)]
+    sized = [(_length(groups, part), part) for part in _slices(groups, layout, budget)]
     sized.sort(key=lambda item: -item[0])
     while sized:
         if layout == "padded":
@@ -112,11 +114,11 @@ def plan_microbatches(groups: Sequence[Group], layout: str, budget: int) -> Iter
         else:
             totals = itertools.accumulate(length for length, _ in sized)
             count = sum(1 for _ in itertools.takewhile(lambda total: total <= budget, totals))
-        yield [piece for _, piece in sized[: max(1, count)]]
+        yield [part for _, part in sized[: max(1, count)]]
         sized = sized[max(1, count) :]
 
 
-def _pieces(groups: Sequence[Group], layout: str, budget: int) -> Iterator[Piece]:
+def _slices(groups: Sequence[Group], layout: str, budget: int) -> Iterator[GroupSlice]:
     for index, group in enumerate(groups):
         answers: tuple[int, ...] = ()
         length = len(group.prompt_tokens)
@@ -132,28 +134,28 @@ def _pieces(groups: Sequence[Group], layout: str, budget: int) -> Iterator[Piece
 
 
 def _read(completion: Completion) -> int:
-    """Tokens of an answer on a row: its last one is only ever predicted."""
+    """How many of an answer's tokens the model reads: the last one is only predicted."""
     return max(len(completion.tokens) - 1, 0)
 
 
-def _length(groups: Sequence[Group], piece: Piece) -> int:
-    group = groups[piece[0]]
-    return len(group.prompt_tokens) + sum(_read(group.completions[a]) for a in piece[1])
+def _length(groups: Sequence[Group], part: GroupSlice) -> int:
+    group = groups[part[0]]
+    return len(group.prompt_tokens) + sum(_read(group.completions[a]) for a in part[1])
 
 
 def pack(
-    groups: Sequence[Group], pieces: Sequence[Piece], layout: str, pad_id: int, width: int
+    groups: Sequence[Group], slices: Sequence[GroupSlice], layout: str, pad_id: int, width: int
 ) -> Rows:
     """The rows of one micro-batch, whose answers have up to `width` tokens."""
     shared = layout == "shared_prefix"
-    longest = max(_length(groups, piece) for piece in pieces)
+    longest = max(_length(groups, part) for part in slices)
     tokens: list[np.ndarray] = []
     positions: list[np.ndarray] = []
     source: list[np.ndarray] = []
     packed: list[Completion] = []
     sizes: list[tuple[int, ...]] = []
     count = 0
-    for index, answers in pieces:
+    for index, answers in slices:
         start, prompt = count, np.array(groups[index].prompt_tokens, dtype=np.int64)
         completions = [groups[index].completions[answer] for answer in answers]
         read = [_read(completion) for completion in completions]
@@ -173,7 +175,7 @@ def pack(
             tokens.append(np.full(padding, pad_id))
             positions.append(np.zeros(padding, dtype=np.int64))
             count += padding
-    rows = 1 if shared else len(pieces)
+    rows = 1 if shared else len(slices)
     lengths = torch.tensor([count if shared else sum(size) for size in sizes[:rows]])
     drawn_at = [completion.temperature for completion in packed]
     slots = [line * width + np.arange(len(c.tokens)) for line, c in enumerate(packed)]

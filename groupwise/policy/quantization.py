@@ -24,8 +24,8 @@ log = logging.getLogger("groupwise")
 def quantization_config(
     kind: str | None, dtype: torch.dtype, source: str, device: torch.device
 ) -> Any:
-    """What `from_pretrained(source)` takes as `quantization_config`; None: nothing is quantized,
-    also where bitsandbytes is not there, which is said."""
+    """What `from_pretrained(source)` takes as `quantization_config`; None: nothing is
+    quantized, also where bitsandbytes is not installed, which is logged."""
     if kind is not None and importlib.util.find_spec("bitsandbytes") is None:
         log.warning(
             "quantization=%s is left out, weights stay in %s: bitsandbytes is not installed "

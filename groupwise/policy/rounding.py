@@ -1,7 +1,7 @@
-"""How far log-probs may be apart and still be the same: by what rounding does to this model here.
+"""The tolerance within which two log-probs count as equal: what rounding does to this model here.
 
-The same sums in another order come out slightly different: by how much depends on the depth of a
-model, on its activations, and on the machine's matrix products. So a model is compared with itself.
+The same sum in another order comes out slightly different: by how much depends on a model's depth,
+its activations, and the machine's matrix products. So the model is compared with itself.
 """
 
 import torch
@@ -10,14 +10,14 @@ from groupwise.policy.policy import Policy
 
 FULL = 1e-3
 TIMES = 4
-"""Ours may differ by this many times what the model's own two ways of computing differ by."""
+"""Our log-probs may differ by this many times the gap between the model's own two passes."""
 MOST = 10
-"""But by no more than this many times the usual tolerance: then something else is wrong."""
+"""But by no more than this many times the usual tolerance: a larger gap is an error."""
 
 
 def is_rounding(policy: Policy, gap: float, *, half: float) -> bool:
-    """Whether log-probs that are so far apart are the same. Only a gap that is larger than usual
-    makes the model compute how much it rounds."""
+    """Whether a gap between log-probs can be rounding. The model's own rounding is only measured
+    when the gap is above the usual tolerance."""
     return gap <= _usual(policy, half) or gap <= logprob_tolerance(policy, half=half)
 
 
@@ -41,9 +41,9 @@ def rounding_noise(policy: Policy) -> float:
     )
     try:
         cache, rows = None, []
-        for place in range(tokens.shape[1]):
+        for position in range(tokens.shape[1]):
             output = policy.model(
-                input_ids=tokens[:, place : place + 1], past_key_values=cache, use_cache=True
+                input_ids=tokens[:, position : position + 1], past_key_values=cache, use_cache=True
             )
             cache = output.past_key_values
             rows.append(output.logits[0, -1])

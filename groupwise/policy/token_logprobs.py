@@ -2,9 +2,9 @@
 
 A step's logits (tokens x vocabulary) outgrow the model itself. Only two numbers per token are
 needed from them, so the projection goes chunk by chunk, and each chunk's logits are recomputed in
-the backward pass instead of being kept, but for as many as a large memory has room for. When all of
-them fit the budget there is one chunk and nothing is computed twice. All ways give the same
-numbers: no row of logits sees its neighbours.
+the backward pass instead of being kept, except for as many as a large memory has room for. When all
+of them fit the budget there is one chunk and nothing is computed twice. The numbers are the same
+either way: no row of logits depends on its neighbours.
 
 K tokens (of any answers, flat), H hidden size, V vocabulary. Logits must be finite.
 """

@@ -174,7 +174,7 @@ def parse_file(
 
 
 def _kept(overrides: Overrides) -> Overrides:
-    """To be gone through more than once."""
+    """The overrides as a list: they are read more than once, and may be an iterator."""
     return overrides if isinstance(overrides, Mapping | str) else list(overrides)
 
 

@@ -98,7 +98,7 @@ def content_length(request: Request) -> int | None:
     if announced is None:
         return None
     if not (announced.isascii() and announced.isdigit() and len(announced) < 16):
-        raise HTTPRefusal(400, "content-length is no number")
+        raise HTTPRefusal(400, "content-length is not a number")
     return int(announced)
 
 

@@ -26,15 +26,16 @@ from groupwise.policy.load import pick_device
 from groupwise.remote.client import ServerUnavailable
 
 LEAVE_SECONDS = 5.0
-"""That a server has to leave by itself."""
+"""Time that a server has to end by itself."""
 TOKEN_ENV = "GROUPWISE_TOKEN"
 START_SECONDS, LEAST_REFERENCE_TOKENS = 600.0, 32768
-"""Of a reference server: the time that it has to load its model, and tokens in a forward pass."""
+"""Of a reference server: the time to load its model, and the least tokens of a forward pass."""
 
 
 @dataclass
 class LocalServer:
-    """`start` gives its address, and starts it anew where it ran before."""
+    """A server process on this machine. `start` starts it, or starts it again, and returns its
+    address."""
 
     command: Sequence[str]
     environment: Mapping[str, str]

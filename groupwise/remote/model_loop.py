@@ -41,14 +41,14 @@ class WorkCounts:
 class ModelLoop(EventLoopThread):
     """`submit` gives a future; `close` does what waits and ends the thread."""
 
-    def __init__(self, name: str, places: int) -> None:
+    def __init__(self, name: str, queue_size: int) -> None:
         super().__init__(name)
-        self.places, self.waiting, self.alive = places, 0, True
+        self.queue_size, self.waiting, self.alive = queue_size, 0, True
         self.counts = WorkCounts()
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], Result | Awaitable[Result]]) -> "Future[Result]":
-        """`places` of them may wait; a coroutine that runs does not wait any more."""
+        """`queue_size` of them may wait; a coroutine that runs does not wait any more."""
         begun = False
 
         async def run() -> Result:
@@ -63,7 +63,7 @@ class ModelLoop(EventLoopThread):
 
         if not self.alive:
             raise Stopping
-        if self.waiting >= self.places:
+        if self.waiting >= self.queue_size:
             raise QueueFull
         self._wait(1)
         future = self.start(run())

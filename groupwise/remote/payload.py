@@ -96,7 +96,9 @@ def first_problem(error: ValidationError) -> str:
 def split(values: Sequence[Value], lengths: Sequence[int]) -> list[tuple[Value, ...]]:
     """split("abc", [1, 2]) == [("a",), ("b", "c")]"""
     if sum(lengths) != len(values):
-        raise BadPayload(f"lengths must add up: they make {sum(lengths)}, not {len(values)}")
+        raise BadPayload(
+            f"the lengths add up to {sum(lengths)}, and there are {len(values)} values"
+        )
     ends = itertools.accumulate(lengths)
     return [tuple(values[end - n : end]) for n, end in zip(lengths, ends, strict=True)]
 
@@ -143,10 +145,10 @@ class ModelLimits:
         return ModelLimits(policy.vocab, getattr(config, "max_position_embeddings", None))
 
     def check(self, tokens: Sequence[int], longest: int) -> None:
-        """Raises BadPayload for tokens that it does not know, or a row that it has no room for."""
+        """Raises BadPayload for tokens outside the vocabulary, or a row that is too long."""
         if self.positions is not None and longest > self.positions:
             raise PayloadTooLarge(
-                f"a row of {longest} tokens, and the model has {self.positions} places"
+                f"a row of {longest} tokens; the model takes at most {self.positions} positions"
             )
         check_vocabulary(tokens, self.vocab)
 
@@ -279,7 +281,7 @@ def _entries(text: bytes, targets: Weights) -> list[_Entry]:
             dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
             size = torch.empty(shape, dtype=dtype, device="meta").nbytes
             if entry["data_offsets"] != [at, at + size]:
-                raise ValueError(f"{name} does not lie behind the one before it")
+                raise ValueError(f"{name} does not start where the tensor before it ends")
             entries.append(_Entry(name, dtype, shape, size))
             at += size
     except UNREADABLE as error:

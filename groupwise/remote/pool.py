@@ -1,4 +1,4 @@
-"""Several servers as one: work goes to who is free, and one that fails is survived.
+"""A pool of servers: work goes to whichever is free.
 
 A server that fails is left out for a while and its work goes to the others. When none is left the
 run ends with a message, and the same command goes on later from the last checkpoint. Everything
@@ -22,7 +22,7 @@ from groupwise.remote.payload import BadPayload
 log = logging.getLogger("groupwise")
 
 RETRY_SECONDS = 30.0
-"""How long a server that failed is left alone before it is tried again."""
+"""How long a server that failed is left out before it is tried again."""
 
 AnyClient = TypeVar("AnyClient", bound=ServerClient)
 State = TypeVar("State")
@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class PooledServer(Generic[AnyClient, State]):
-    """A server, and how it is. `state` is None until it was reached, and while it is left out.
+    """A server and its state, which is None until it was reached and while it is left out.
 
-    `process`: it is ours to start, and to start again when it fails. `load`: how much of the work
-    that it has taken is not done.
+    `process`: set where we start the server, and start it again when it fails. `load`: how much of
+    the work that was sent to it is not done.
     """
 
     name: str

@@ -62,7 +62,7 @@ class PublishedWeights:
                 changes[name] = change = find_change(held, new)
                 limit -= change.nbytes
                 before.setdefault(name, tensor_hash(name, held))
-                by = change_hash(name, change, bits(held).numpy()[change.places])
+                by = change_hash(name, change, bits(held).numpy()[change.indices])
                 self._hashes[name] = before[name] + by
                 changes = changes if limit >= 0 else None
             else:

@@ -52,9 +52,9 @@ class LogprobsJob:
 class ReferenceModel:
     """ReferenceModel(policy, 32768, 64): `submit(request)` gives a future of the log-probs."""
 
-    def __init__(self, policy: Policy, tokens_at_once: int, places: int) -> None:
+    def __init__(self, policy: Policy, tokens_at_once: int, queue_size: int) -> None:
         self.policy, self.tokens_at_once = policy, tokens_at_once
-        self.thread = ModelLoop("reference model", places)
+        self.thread = ModelLoop("reference model", queue_size)
         self._jobs: deque[LogprobsJob] = deque()
         self._lock = threading.Lock()
 

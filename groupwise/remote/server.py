@@ -56,7 +56,7 @@ def build_app(
         Route(path, _answering(endpoint, thread), methods=[method])
         for method, path, endpoint in (*endpoints, ("GET", "/metrics", metrics))
     ]
-    most = thread.places + SPARE_REQUESTS
+    most = thread.queue_size + SPARE_REQUESTS
     guard = Middleware(TokenGuard, token=token, max_requests=most, count=thread.count_request)
     routes.append(Route("/health", health))
     return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)

@@ -1,11 +1,11 @@
-"""What is different between two versions of weights, exactly and in few bytes.
+"""The exact difference between two versions of weights, in few bytes.
 
 One update changes one to three percent of 16-bit weights. Those travel as a safetensors file with
-two rows for each tensor: the gaps between the places that changed, and the new bits. A gap is a
-byte; 255 means "255 further, and no change yet". Bits are compared as 16-bit integers, so nothing
-is rounded, whatever the type.
+two rows for each tensor: the gaps between the indices that changed, and the new bits. A gap is a
+byte; 255 means "skip 255 values, none of them changed". Bits are compared as 16-bit integers, so
+nothing is rounded, whatever the type.
 
-    hash(weights) = sum of bits * factor(name, place), modulo 2**64
+    hash(weights) = sum of bits * factor(name, index), modulo 2**64
 
 is linear in the bits, so the hash of the result follows from that of the base and the change alone:
 the receiver knows before it changes a weight whether it has the right base and an undamaged file,
@@ -28,7 +28,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 BLOCK = 1 << 18
-"""Places that share a table of factors; each block has a factor of its own besides."""
+"""Indices that share a table of factors; each block has a factor of its own besides."""
 SKIP = 255
 MODULUS = 1 << 64
 GAPS, VALUES = ".gaps", ".values"
@@ -42,15 +42,15 @@ class DifferenceRefused(Exception):
 
 @dataclass(frozen=True)
 class Change:
-    """The places of one tensor that changed, in order, and their new bits."""
+    """The indices of one tensor that changed, in order, and their new bits."""
 
-    places: np.ndarray
+    indices: np.ndarray
     values: np.ndarray
 
     @property
     def nbytes(self) -> int:
         """About as many as the change has in a file."""
-        return 3 * len(self.places)
+        return 3 * len(self.indices)
 
 
 def bits(weight: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ def bits(weight: Tensor) -> Tensor:
 def find_change(held: Tensor, new: Tensor) -> Change:
     """What turns `held` into `new`: both in CPU memory, of one type and shape."""
     ours, theirs = bits(held).numpy(), bits(new).numpy()
-    places = np.flatnonzero(ours != theirs)
-    return Change(places, theirs[places])
+    indices = np.flatnonzero(ours != theirs)
+    return Change(indices, theirs[indices])
 
 
 def encode_difference(
@@ -70,16 +70,16 @@ def encode_difference(
 ) -> bytes:
     rows: dict[str, Tensor] = {}
     for name, change in changes.items():
-        if len(change.places):
-            rows[name + GAPS] = torch.from_numpy(to_gaps(change.places))
+        if len(change.indices):
+            rows[name + GAPS] = torch.from_numpy(to_gaps(change.indices))
             rows[name + VALUES] = torch.from_numpy(change.values)
     metadata = {"base": str(base), "base_hash": str(base_hash), "hash": str(result_hash)}
     return save(rows, metadata)
 
 
-def to_gaps(places: np.ndarray) -> np.ndarray:
+def to_gaps(indices: np.ndarray) -> np.ndarray:
     """to_gaps([0, 3, 900]) == [0, 2, 255, 255, 255, 131]"""
-    gaps = np.diff(places, prepend=-1) - 1
+    gaps = np.diff(indices, prepend=-1) - 1
     skips = gaps // SKIP
     ends = np.cumsum(skips + 1) - 1
     row = np.full(int(ends[-1]) + 1 if len(ends) else 0, SKIP, dtype=np.uint8)
@@ -87,7 +87,7 @@ def to_gaps(places: np.ndarray) -> np.ndarray:
     return row
 
 
-def to_places(gaps: np.ndarray) -> np.ndarray:
+def to_indices(gaps: np.ndarray) -> np.ndarray:
     changed = gaps != SKIP
     return (np.cumsum(gaps.astype(np.int64) + changed) - 1)[changed]
 
@@ -98,19 +98,17 @@ class WeightsDifference:
     Every tensor comes, also those that stay as they are. `checksum` is of what is held then.
     """
 
-    def __init__(self, body: bytes, weights: Weights, base_hash: int | None = None) -> None:
-        """`base_hash`: that of `weights`, where it is known."""
+    def __init__(self, body: bytes, weights: Weights) -> None:
         self.weights = weights
         metadata, self._changes = _decode(body, weights)
-        held = weights_hash(weights) if base_hash is None else base_hash
-        if metadata["base_hash"] != str(held):
-            raise DifferenceRefused("the weights that it holds are not those of the base")
-        result = held
+        result = weights_hash(weights)
+        if metadata["base_hash"] != str(result):
+            raise DifferenceRefused("its weights are not the base of this difference")
         for name, change in self._changes.items():
-            old = bits(weights[name])[torch.from_numpy(change.places).to(weights[name].device)]
+            old = bits(weights[name])[torch.from_numpy(change.indices).to(weights[name].device)]
             result += change_hash(name, change, old.cpu().numpy())
         if metadata["hash"] != str(result % MODULUS):
-            raise DifferenceRefused("the difference arrived damaged")
+            raise DifferenceRefused("the difference was damaged on the way")
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.weights.items():
@@ -125,8 +123,8 @@ class WeightsDifference:
 @torch.no_grad()
 def apply_change(weight: Tensor, change: Change) -> None:
     row = bits(weight)
-    places = torch.from_numpy(change.places).to(row.device)
-    row[places] = torch.from_numpy(change.values).to(row.device)
+    indices = torch.from_numpy(change.indices).to(row.device)
+    row[indices] = torch.from_numpy(change.values).to(row.device)
     if row.data_ptr() != weight.data_ptr():
         weight.copy_(row.view(weight.dtype).view(weight.shape))
 
@@ -146,18 +144,18 @@ def _decode(body: bytes, weights: Weights) -> tuple[dict[str, str], dict[str, Ch
         }
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise DifferenceRefused(f"it is no difference of these weights: {reason}") from None
+        raise DifferenceRefused(f"it is not a difference of these weights: {reason}") from None
     return metadata, changes
 
 
 def _checked(gaps: Tensor, values: Tensor, weight: Tensor) -> Change:
     if gaps.dtype != torch.uint8 or values.dtype != torch.int16 or gaps.ndim != 1:
-        raise ValueError("its rows are of another type")
-    places = to_places(gaps.numpy())
+        raise ValueError("the rows of a tensor have the wrong dtype")
+    indices = to_indices(gaps.numpy())
     size = weight.numel() * weight.element_size() // 2
-    if values.shape != (len(places),) or (len(places) and places[-1] >= size):
-        raise ValueError("its places are not the tensor's")
-    return Change(places, values.numpy())
+    if values.shape != (len(indices),) or (len(indices) and indices[-1] >= size):
+        raise ValueError("indices outside the tensor, or not as many as values")
+    return Change(indices, values.numpy())
 
 
 def weights_hash(weights: Weights) -> int:
@@ -176,8 +174,8 @@ def tensor_hash(name: str, weight: Tensor) -> int:
 
 def change_hash(name: str, change: Change, old: np.ndarray) -> int:
     """What a change adds to the sum. `old`: the bits that it replaces."""
-    factors = _factors("cpu").numpy()[change.places % BLOCK].view(np.uint64)
-    blocks = _mixed((change.places // BLOCK).astype(np.uint64) + np.uint64(BLOCK)) | np.uint64(1)
+    factors = _factors("cpu").numpy()[change.indices % BLOCK].view(np.uint64)
+    blocks = _mixed((change.indices // BLOCK).astype(np.uint64) + np.uint64(BLOCK)) | np.uint64(1)
     by = (change.values.astype(np.int64) - old.astype(np.int64)).view(np.uint64)
     return int((by * factors * blocks).sum(dtype=np.uint64)) * _name_factor(name) % MODULUS
 

@@ -78,9 +78,9 @@ class VllmClient(ServerClient):
         try:
             arrived = json.loads(content)["checksum"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ServerUnavailable("its reply to weights is none") from error
+            raise ServerUnavailable("its reply to an upload of weights is not valid") from error
         if arrived != checksum:
-            raise BaseRefused("it holds other weights than it was sent")
+            raise BaseRefused("its weights are not those that were sent")
 
     async def _put(
         self, body: Iterable[bytes], length: int, version: str, headers: dict[str, str]

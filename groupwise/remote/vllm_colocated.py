@@ -70,7 +70,7 @@ class VllmColocated:
         self.llm = start_vllm(policy, config, config.engine, self.longest, self.sleeps)
         self._growing: dict[str, Growing] = {}
         self._numbers = count()
-        self._pump: asyncio.Task[None] | None = None
+        self._step_task: asyncio.Task[None] | None = None
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Answers that grow go on by the new weights; with adapters, by that of their beginning."""
@@ -113,8 +113,8 @@ class VllmColocated:
             future = asyncio.get_running_loop().create_future()
             own[name] = Growing(future, [(0, str(self.version))])
         self._growing |= own
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._take_steps())
+        if self._step_task is None or self._step_task.done():
+            self._step_task = asyncio.create_task(self._take_steps())
         folder = self.folder  # kept until these answers have ended
         try:
             sampled = await asyncio.gather(*(growing.future for growing in own.values()))

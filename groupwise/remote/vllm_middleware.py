@@ -105,7 +105,7 @@ class WeightsMiddleware:
         """Write, check and load."""
         upload = read_headers(request)
         if self.updating.locked():
-            raise HTTPRefusal(409, "weights are being put here already")
+            raise HTTPRefusal(409, "another upload of weights is in progress")
         async with self.updating:
             if upload.kind == "difference":
                 checksum = await self._change(request, upload)
@@ -134,7 +134,7 @@ class WeightsMiddleware:
             raise HTTPRefusal(412, f"it does not have weights {upload.base}")
         path = self.held / FILES["weights"]
         if upload.size > path.stat().st_size:
-            raise HTTPRefusal(413, "a difference is smaller than the weights")
+            raise HTTPRefusal(413, "a difference must be smaller than the weights")
         await write_body(request, body, upload.size)
         try:
             checksum = await asyncio.to_thread(change_file, path, body.getvalue())
@@ -191,13 +191,13 @@ async def describe(engine: Any) -> dict[str, Any]:
 
 
 def read_headers(request: Request) -> UploadHeader:
-    """What an upload that is announced as it should be says of itself."""
+    """The checked headers of an upload."""
     names = ("version", "kind", "running", "base")
     version, kind, running, base = (request.headers.get(f"x-groupwise-{n}", "") for n in names)
     based = bool(VERSION.fullmatch(base)) or kind in FILES
     if not (VERSION.fullmatch(version) and kind in (*FILES, "difference") and based):
         text = "x-groupwise-version must be RUN:STEP, x-groupwise-kind weights|adapter|difference"
-        raise HTTPRefusal(400, f"{text}, of a difference x-groupwise-base RUN:STEP")
+        raise HTTPRefusal(400, f"{text}, and for a difference x-groupwise-base RUN:STEP")
     if running not in ("abort", "wait", "keep"):
         raise HTTPRefusal(400, "x-groupwise-running must be abort, wait or keep")
     length = content_length(request)
@@ -248,7 +248,7 @@ async def write_body(request: Request, file: IO[bytes], size: int) -> None:
     if written != size or len(tail) != DIGEST_BYTES:
         raise HTTPRefusal(400, "the body ended early")
     if not hmac.compare_digest(digest.digest(), tail):
-        raise HTTPRefusal(400, "the weights arrived damaged: they do not match their SHA-256")
+        raise HTTPRefusal(400, "the weights do not match their SHA-256: damaged on the way")
 
 
 def unpack_adapter(path: pathlib.Path) -> None:
@@ -259,7 +259,7 @@ def unpack_adapter(path: pathlib.Path) -> None:
         with safe_open(path, "pt") as file:
             config = json.loads((file.metadata() or {})["adapter_config"])
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise HTTPRefusal(400, "the body is no adapter with its config") from error
+        raise HTTPRefusal(400, "the body is not an adapter with its config") from error
     (path.parent / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -194,11 +194,11 @@ class VllmServers(RemoteEngine[VllmClient, VllmState]):
 
     def _check_length(self, longest: int) -> None:
         states = [server.state for server in self.pool.servers if server.state]
-        places = min((state.positions for state in states), default=longest)
-        if longest > places:
+        positions = min((state.positions for state in states), default=longest)
+        if longest > positions:
             raise ModelError(
                 f"a prompt with its answer has up to {longest} tokens, and a vLLM server takes "
-                f"{places}: start it with --max-model-len {longest}"
+                f"{positions}: start it with --max-model-len {longest}"
             )
 
 

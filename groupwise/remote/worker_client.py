@@ -1,8 +1,9 @@
 """Several workers as the engine of a run.
 
-Requests that come at the same time are cut into one run of neighbours for each worker, and each is
-answered when its own answers are there. What a worker that dies owes is done by another; one of
-this machine is started again with the present weights. `load_weights` sends weights to all.
+Requests that come at the same time are split into one contiguous part for each worker, and each
+request returns when its own answers are there. The open requests of a worker that dies go to
+another one; a worker on this machine is started again and gets the present weights.
+`load_weights` sends weights to all workers.
 """
 
 import asyncio
@@ -70,11 +71,11 @@ class WorkerClient(ServerClient):
                 there = await self._put(f"{path}&base={has}", published.difference)
                 if there == published.checksum:
                     return
-                log.warning("%s %s holds other weights than it was sent", KIND, self.url)
+                log.warning("%s %s has other weights than were sent", KIND, self.url)
         stream, checksum = WeightsStream(published.weights), Checksum()
         chunks = (bytes(checksum.add(chunk)) for chunk in stream)
         if await self._put(path, chunks, stream.length) != str(checksum):
-            raise ServerUnavailable("weights arrived damaged")
+            raise ServerUnavailable("the weights were damaged on the way")
 
     async def generate(self, asked: GenerateRequest, vocab: int, done: Done) -> None:
         """`done(number, answers)` as soon as the answers to a request are there."""
@@ -104,7 +105,7 @@ class WorkerClient(ServerClient):
         try:
             return json.loads(content)["checksum"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ServerUnavailable("its reply to weights is none") from error
+            raise ServerUnavailable("its reply to an upload of weights is not valid") from error
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class WorkerModel:
         if self.settings is None:
             raise HTTPRefusal(409, "it was started again and has no weights of this run")
         if self.settings.run != run:
-            raise HTTPRefusal(409, "another run has begun with it since")
+            raise HTTPRefusal(409, "another run uses it now")
 
     @contextmanager
     def _changing(self, run: str, version: int) -> Iterator[Engine]:

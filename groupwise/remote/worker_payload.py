@@ -129,7 +129,7 @@ def decode_request(content: bytes, limits: ModelLimits) -> GenerateRequest:
             f"a request has at most {MAX_ANSWERS} answers and {MAX_PROMPT_TOKENS} tokens"
         )
     if len(body.lengths) != len(body.answers):
-        raise BadPayload("every prompt has a length, and wants a number of answers")
+        raise BadPayload("lengths and answers must have one number for each prompt")
     prompts = split(body.tokens, body.lengths)
     keys = split([key % _KEYS for key in body.keys], body.answers)
     sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
@@ -159,16 +159,16 @@ def decode_response(
     """The answers to this prompt and to no other; raises BadPayload for anything else."""
     reply = _SampleReply.decode(content)
     if reply.run != asked.run:
-        raise BadPayload("the reply is not by weights of this run")
+        raise BadPayload("the reply was not sampled with weights of this run")
     if asked.version is not None and set(reply.versions) != {asked.version}:
         reason = f"the reply is by weights {sorted(set(reply.versions))}, not by {asked.version}"
         raise BadPayload(reason)
     short = all(length <= asked.sampling.max_tokens for length in reply.lengths)
     counts = {len(reply.lengths), len(reply.stops), len(reply.parts)}
     if not short or counts != {len(request.keys)}:
-        raise BadPayload(f"the reply is not {len(request.keys)} answers")
+        raise BadPayload(f"the reply does not hold {len(request.keys)} answers, or too long ones")
     if len(reply.starts) != len(reply.versions):
-        raise BadPayload("every part of an answer has a version")
+        raise BadPayload("starts and versions must have one number for each part of an answer")
     check_vocabulary(reply.tokens, vocab)
     tokens, logprobs = split(reply.tokens, reply.lengths), split(reply.logprobs, reply.lengths)
     parts = split(list(zip(reply.starts, reply.versions, strict=True)), reply.parts)
@@ -185,7 +185,7 @@ def _completion(
     starts = [start for start, _ in parts]
     ascending = starts[0] == 0 and all(a < b for a, b in itertools.pairwise(starts))
     if not ascending or starts[-1] >= max(len(tokens), 1):
-        raise BadPayload("the parts of an answer do not follow each other")
+        raise BadPayload("the parts of an answer do not join without gaps")
     oldest = min(version for _, version in parts)
     versions = parts if len(parts) > 1 else ()
     return Completion(tokens, logprobs, stop, "", oldest, versions=versions)

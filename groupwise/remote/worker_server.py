@@ -66,7 +66,7 @@ class _Endpoints:
             raise HTTPRefusal(400, message) from None
         if settings.adapter is not None and settings.adapter.rank > self.worker.max_rank:
             text = f"adapter.rank={settings.adapter.rank} is more than the model's width"
-            raise HTTPRefusal(400, f"{text}, {self.worker.max_rank}: it could hold any change")
+            raise HTTPRefusal(400, f"{text}, {self.worker.max_rank}")
         self.worker.interrupt_upload()
         work = partial(self.worker.begin, settings)
         fingerprint = await computed_for(request, lambda: self.thread.submit(work))
@@ -154,9 +154,9 @@ async def _until_done(frames: "asyncio.Queue[bytes]", work: "Future[None]") -> A
         done.cancel()
 
 
-def worker_app(worker: WorkerModel, places: int, token: str) -> Starlette:
-    """`places`: requests that may wait for the model."""
-    own = _Endpoints(worker, ModelLoop("policy", places))
+def worker_app(worker: WorkerModel, queue_size: int, token: str) -> Starlette:
+    """`queue_size`: requests that may wait for the model."""
+    own = _Endpoints(worker, ModelLoop("policy", queue_size))
     endpoints = [("POST", "/begin", own.begin), ("PUT", "/weights", own.weights)]
     endpoints += [("POST", "/generate", own.generate), ("GET", "/model", own.model)]
     return build_app("rollouts", own.thread, token, endpoints, worker.problem)

@@ -169,12 +169,12 @@ def bench_table(report: RewardReport, title: str) -> Table:
     return table
 
 
-def flaw_lines(report: RewardReport, most: int = 5) -> list[str]:
+def flaw_lines(report: RewardReport) -> list[str]:
     """The first few flaws in words, with the text that did it."""
     return [
         f"{flaw.kind}: {flaw.reward:.3f} against {flaw.right_reward:.3f} on {flaw.problem}: "
         f"{quoted(flaw.text)}"
-        for flaw in report.flaws[:most]
+        for flaw in report.flaws[:5]
     ]
 
 
@@ -192,7 +192,7 @@ def _judged_right_and_wrong(solved: Sequence[Solved], judge: Scorer) -> list[Sol
     ]
     if not kept:
         raise RewardError(
-            "the task's own judge takes every answer that the bench makes up for a right one: "
+            "the task's own judge accepts every answer of the bench, the wrong ones too: "
             "its `correct` function does not tell right from wrong"
         )
     return kept
@@ -220,8 +220,8 @@ def _best_form(solved: Sequence[Solved], scorer: Scorer, judge: Scorer) -> str:
     form = max(ranked, key=lambda name: ranked[name])
     if not ranked[form][0]:
         raise RewardError(
-            "the task's own judge takes no right answer that the bench writes for right, in none "
-            f"of the forms {', '.join(FORMS)}"
+            "the task's own judge accepts none of the bench's right answers, in any of the forms "
+            f"{', '.join(FORMS)}"
         )
     return form
 

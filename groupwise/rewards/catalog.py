@@ -4,7 +4,6 @@
 `model:FOLDER`, a reward model: groupwise.load makes a reward of it.
 """
 
-import os
 from pathlib import Path
 
 from groupwise.errors import ConfigError, RewardError
@@ -42,10 +41,10 @@ BUILTIN = {
 TASKS_OWN = ("correct", "format")
 
 
-def resolve(name: str, base_folder: Path | str | None = None) -> str:
+def resolve(name: str) -> str:
     """Where the function of that name is: `package.module:function` or `/path/file.py:function`.
 
-    Files are looked up from `base_folder` (None: the current folder). The code is not run here.
+    Paths of files are relative to the current folder. The code is not run here.
     """
     if name in BUILTIN:
         return BUILTIN[name]
@@ -61,9 +60,8 @@ def resolve(name: str, base_folder: Path | str | None = None) -> str:
         raise RewardError(f"reward {name!r} must be file.py:function or package.module:function")
     if not module.endswith(".py"):
         return name
-    folder = Path(base_folder) if base_folder is not None else Path.cwd()
     try:
-        file = existing_file(folder / os.path.expanduser(module))
+        file = existing_file(Path(module))
     except ConfigError as error:
         raise RewardError(f"reward {name!r}: {error}") from error
     return f"{file}:{function}"

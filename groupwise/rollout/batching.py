@@ -1,4 +1,4 @@
-"""Work that is cheaper together: what waits at the same time is done in one call."""
+"""Batch work that is cheaper together: items that wait at the same time go into one call."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -29,14 +29,14 @@ class Batched(Generic[Kind, Item, Result]):
         return await result
 
     async def cancel(self) -> None:
-        """Nothing of it runs any more, or is waited for."""
+        """Cancel the running call; items that wait are not worked on."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
     async def _run(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # whoever asks at the same time is served at the same time
+            await asyncio.sleep(0)  # items that are added at the same time go into one call
             kind = self._waiting[0][0]
             batch = [each for each in self._waiting if each[0] == kind]
             self._waiting = [each for each in self._waiting if each[0] != kind]

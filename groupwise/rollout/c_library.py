@@ -1,4 +1,4 @@
-"""C that comes with the package, compiled for the machine it runs on and kept between runs."""
+"""Compile the package's C code for this machine, and cache the library between runs."""
 
 import ctypes
 import hashlib
@@ -17,11 +17,11 @@ SECONDS = 120
 
 
 class NoLibraryError(Exception):
-    """The library cannot be had, and why."""
+    """Why the library cannot be compiled or loaded."""
 
 
 def load_library(name: str) -> ctypes.CDLL:
-    """The library made of this file, or a NoLibraryError."""
+    """The library compiled from this file. Raises NoLibraryError."""
     try:
         return ctypes.CDLL(str(_library(name)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
@@ -56,7 +56,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
 
 
 def _folder() -> Path:
-    """Only its owner may have written to what is loaded from it."""
+    """The cache folder. Nobody but this user may write to it: its libraries are loaded."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "groupwise" / "kernels"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

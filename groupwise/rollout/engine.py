@@ -1,4 +1,4 @@
-"""What samples answers, behind one Protocol: the loop does not know which engine it drives.
+"""The protocol of engines, which sample answers: the loop does not know which one it uses.
 
     answers = await engine.sample(Request(prompt_tokens, keys), Sampling(max_tokens=256))
 
@@ -18,7 +18,7 @@ from groupwise.types import Completion, Request, Sampling
 
 Result = TypeVar("Result")
 OnTokens = Callable[[int, Sequence[int], Sequence[float]], None]
-"""Which of a request's answers, its next tokens, and their log-probs."""
+"""on_tokens(number of the answer in its request, its next tokens, their log-probs)"""
 
 
 class Engine(Protocol):
@@ -40,12 +40,15 @@ class Engine(Protocol):
 
 @runtime_checkable
 class StreamingEngine(Engine, Protocol):
-    """An engine that can tell of tokens before an answer ends."""
+    """An engine that can stream tokens before an answer ends. Derive from it: it gives `sample`."""
+
+    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
+        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
-        self, request: Request, sampling: Sampling, on_tokens: OnTokens
+        self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
     ) -> tuple[Completion, ...]:
-        """As `sample`; `on_tokens` is called as tokens are drawn, in the engine's thread."""
+        """As `sample`; `on_tokens` is called in the engine's thread, as tokens are drawn."""
         ...
 
 
@@ -59,8 +62,8 @@ async def sample_stream(
 
 
 class EngineElsewhere:
-    """The engine of ranks for which another rank samples. Weights that ranks hold together are
-    gathered by all of them, so this one reads them too."""
+    """The engine of ranks for which rank 0 samples. To gather sharded weights is a collective, so
+    this one reads them as well."""
 
     async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
         raise AssertionError("rank 0 samples")
@@ -76,16 +79,16 @@ class EngineElsewhere:
 def generate(
     engine: Engine, requests: Sequence[Request], sampling: Sampling
 ) -> list[tuple[Completion, ...]]:
-    """The answers to all requests, in order, for those who can wait for the last of them."""
+    """The answers to all requests, in order. Returns when the last one is done."""
 
     async def gather() -> list[tuple[Completion, ...]]:
         return list(await asyncio.gather(*(engine.sample(r, sampling) for r in requests)))
 
-    return wait_for(gather())
+    return run_sync(gather())
 
 
-def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine, for code that is none; also where a loop runs, as in notebooks."""
+def run_sync(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine from synchronous code, also where an event loop runs already (notebooks)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""An engine in a thread of its own, beside training: whoever asks, one event loop samples.
+"""An engine in a thread of its own, so that it samples while another thread trains.
 
 engine = EngineThread(NativeEngine(policy, 256))
 engine.start(work())                        a coroutine on its loop, which awaits engine.sample
-answers = wait_for(engine.sample(...))      from any other thread or loop
+answers = run_sync(engine.sample(...))      from any other thread or loop
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from groupwise.rollout.engine import Engine, OnTokens, sample_stream
+from groupwise.rollout.engine import Engine, OnTokens, StreamingEngine, sample_stream
 from groupwise.types import Completion, Request, Sampling
 
 Result = TypeVar("Result")
 
 
-class EngineThread:
+class EngineThread(StreamingEngine):
     """An Engine whose inner engine is used by one thread alone. Close it to end that thread."""
 
     def __init__(self, engine: Engine) -> None:
@@ -27,9 +27,6 @@ class EngineThread:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
@@ -40,7 +37,7 @@ class EngineThread:
         return await asyncio.wrap_future(self.start(work))
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Done when it returns: between two pieces of the engine's work, never within one."""
+        """Load between two decode steps, never within one. Blocks until it is done."""
         self._do(lambda: self.engine.load_weights(version, weights))
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ Prompted = tuple[Problem, tuple[int, ...]]
 
 
 class EpisodeSampler(Protocol):
-    """What makes of an answer an episode with an environment (groupwise.environments)."""
+    """Samples answers as episodes with an environment (groupwise.environments)."""
 
     @property
     def reward_weights(self) -> Mapping[str, float]:
@@ -41,7 +41,7 @@ class EpisodeSampler(Protocol):
         ...
 
     def check(self, groups: Sequence[Group], world: World = ALONE) -> None:
-        """Say which episodes failed; raise where all of them did, on all ranks."""
+        """Log which episodes failed; raise where all of them did, on all ranks."""
         ...
 
 
@@ -53,63 +53,63 @@ class Rollout:
     drawn: int
     """Problems drawn for the step: more than there are groups when dynamic sampling replaced
     some."""
-    places: tuple[int, ...] = ()
-    """Where among the groups of the step each of these stands. Empty: they are all of them."""
-    total: int = 0
-    """Groups of the step, where there are `places`."""
+    group_indices: tuple[int, ...] = ()
+    """The index of each of `groups` among all groups of the step. Empty: these are all of them."""
+    group_total: int = 0
+    """Groups of the whole step, where there are `group_indices`."""
 
 
-async def sample_group(
-    prompted: Prompted,
-    engine: Engine,
-    policy: Policy,
-    sampling: Sampling,
-    *,
-    group_size: int,
-    seed: int,
-    step: int | str,
-    temperatures: tuple[float, float] | None = None,
-    episodes: EpisodeSampler | None = None,
-) -> Group:
-    """`group_size` answers to one problem, decoded and not yet scored.
+@dataclass(frozen=True)
+class GroupSampling:
+    """What samples groups, and how: the same for all groups of a step.
 
-    With `temperatures`, lowest and highest, the answers are spread evenly over them, the first
-    being the coolest, and each is a request of its own. With `episodes` each answer is one.
+    With `temperatures`, lowest and highest, the answers of a group are spread evenly over them, the
+    first being the coolest, and each is a request of its own. With `episodes` each answer is one.
     """
+
+    engine: Engine
+    policy: Policy
+    sampling: Sampling
+    group_size: int
+    seed: int
+    temperatures: tuple[float, float] | None = None
+    episodes: EpisodeSampler | None = None
+
+    def samplings(self) -> list[Sampling]:
+        """The sampling settings of each answer."""
+        if self.temperatures is None:
+            return [self.sampling] * self.group_size
+        spread = spread_temperatures(self.group_size, *self.temperatures)
+        return [replace(self.sampling, temperature=temperature) for temperature in spread]
+
+    def requests(
+        self, tokens: tuple[int, ...], keys: tuple[int, ...]
+    ) -> list[tuple[Request, Sampling]]:
+        """One request for all answers; at several temperatures, one for each."""
+        if self.temperatures is None:
+            return [(Request(tokens, keys), self.sampling)]
+        pairs = zip(keys, self.samplings(), strict=True)
+        return [(Request(tokens, (key,)), sampling) for key, sampling in pairs]
+
+
+async def sample_group(prompted: Prompted, step: int | str, how: GroupSampling) -> Group:
+    """`how.group_size` answers to one problem, decoded and not yet scored."""
     problem, tokens = prompted
-    keys = tuple(_key(seed, step, problem, index) for index in range(group_size))
-    if episodes is not None:
-        samplings = _samplings(sampling, group_size, temperatures)
+    keys = tuple(_key(how.seed, step, problem, index) for index in range(how.group_size))
+    if how.episodes is not None:
         # Episodes of a group share the environment's seed.
-        shared = _key(seed, step, problem, -1)
-        return await episodes.group(problem, engine, keys, samplings, shared)
-    if temperatures is None:
-        completions = await engine.sample(Request(tokens, keys), sampling)
-    else:
-        spread = spread_temperatures(group_size, *temperatures)
-        answers = await asyncio.gather(
-            *(
-                engine.sample(Request(tokens, (key,)), replace(sampling, temperature=temperature))
-                for key, temperature in zip(keys, spread, strict=True)
-            )
-        )
-        completions = tuple(
-            replace(answer, temperature=temperature)
-            for (answer,), temperature in zip(answers, spread, strict=True)
-        )
+        shared = _key(how.seed, step, problem, -1)
+        return await how.episodes.group(problem, how.engine, keys, how.samplings(), shared)
+    requests = how.requests(tokens, keys)
+    answered = await asyncio.gather(*(how.engine.sample(*request) for request in requests))
+    completions = [completion for completions in answered for completion in completions]
+    if how.temperatures is not None:
+        pairs = zip(completions, how.samplings(), strict=True)
+        completions = [replace(c, temperature=sampling.temperature) for c, sampling in pairs]
     rows = [completion.tokens for completion in completions]
-    texts = decode_all(rows, policy.tokenizer, policy.eos_ids)
+    texts = decode_all(rows, how.policy.tokenizer, how.policy.eos_ids)
     answers = zip(completions, texts, strict=True)
     return Group(problem, tokens, tuple(replace(c, text=problem.prefill + t) for c, t in answers))
-
-
-def _samplings(
-    sampling: Sampling, group_size: int, temperatures: tuple[float, float] | None
-) -> list[Sampling]:
-    if temperatures is None:
-        return [sampling] * group_size
-    spread = spread_temperatures(group_size, *temperatures)
-    return [replace(sampling, temperature=temperature) for temperature in spread]
 
 
 def _key(seed: int, step: int | str, problem: Problem, index: int) -> int:
@@ -159,7 +159,7 @@ def scores_of(
 
 
 def _with_columns(problem: Problem, completion: Completion, ids: bool) -> Problem:
-    """What an episode was, and where a reward asks for them the answer's tokens, as columns."""
+    """With columns for the episode, and for the answer's tokens where a reward asks for them."""
     own: dict[str, Any] = {"completion_ids": list(completion.tokens)} if ids else {}
     if completion.episode is not None:
         episode = asdict(completion.episode) | {"stop": completion.stop}

@@ -77,13 +77,13 @@ class TransformersEngine(BatchingEngine):
         drawn = output[:, width:].tolist()
         if len(sampler.logprobs) == len(drawn[0]):
             logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-        else:  # a `generate` of the script's own, which draws by itself
+        else:  # the model has a `generate` of its own, which ignored our sampler
             seen = visible.to(policy.device)
             logprobs = self._logprobs_of(output, seen, sampling.temperature).tolist()
         return [self._cut(row, lps, stops) for row, lps in zip(drawn, logprobs, strict=True)]
 
     def _logprobs_of(self, output: Tensor, visible: Tensor, temperature: float) -> Tensor:
-        """Of what stands behind the prompts, under the model as it is."""
+        """Log-probs of the tokens after the prompts, computed by the model in one pass."""
         policy, width = self.policy, visible.shape[1]
         real = nn.functional.pad(visible, (0, output.shape[1] - width), value=1)
         positions = (real.cumsum(-1) - 1).clamp(min=0)
@@ -95,7 +95,7 @@ class TransformersEngine(BatchingEngine):
         return logprobs.view(drawn.shape)
 
     def _cut(self, tokens: list[int], logprobs: list[float], stops: StopStrings) -> Completion:
-        """The row up to where it ended; `generate` pads finished rows to the longest."""
+        """The answer up to its end: `generate` pads finished rows to the longest."""
         length, stop = len(tokens), "length"
         for index, token in enumerate(tokens):
             if token in self.policy.eos_ids:

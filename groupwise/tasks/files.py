@@ -82,7 +82,9 @@ def read_file_folder_or_hub(path: str) -> dict[Split, list[Row]]:
     if local.is_dir() and any(local.glob("*.json*")):
         return _from_folder(local)
     if not local.exists() and (path.startswith((".", "~", "/")) or path.count("/") != 1):
-        raise DataError(f"task.path={path}: there is no such file or folder, and no hub id is so")
+        raise DataError(
+            f"task.path={path}: there is no such file or folder, nor can it be a hub id"
+        )
     return _from_hub(str(local) if local.exists() else path, None)
 
 

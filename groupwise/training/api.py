@@ -42,15 +42,15 @@ from groupwise.tracking.log_file import logging_to
 from groupwise.tracking.run import RunFolder, read_metrics, read_summary
 from groupwise.tracking.services import Service, TensorBoard
 from groupwise.tracking.whole import copy_model, link_equal_files, replace_folder, writing
-from groupwise.training.arguments import Given, arguments_of, check_kinds
+from groupwise.training.arguments import TrainArguments, arguments_of, check_kinds
 from groupwise.training.callbacks import Callback, Callbacks, Event
 from groupwise.training.checkpoint import load_into, newest_checkpoint, save_checkpoint
 from groupwise.training.exchange import Exchange
-from groupwise.training.followed_run import open_run
 from groupwise.training.loop import NO_CALLBACKS, run_loop
 from groupwise.training.memory_fit import TokenBudget
 from groupwise.training.optim import MakeOptimizer
 from groupwise.training.parallel import check_ranks, keeps_whole_copy, make_optimizer
+from groupwise.training.read_only_run import open_run
 from groupwise.training.result import Result
 from groupwise.training.shards import free_weights
 from groupwise.training.signals import StopRequest
@@ -106,7 +106,7 @@ def train(
 
 
 def train_given(
-    given: Given,
+    given: TrainArguments,
     folder: pathlib.Path,
     trackers: Sequence[Tracker] = (),
     callbacks: Callbacks = NO_CALLBACKS,
@@ -191,7 +191,7 @@ def _start_from(run: RunFolder) -> str | None:
     return None if newest is None else str(newest)
 
 
-def default_folder(given: Given) -> pathlib.Path:
+def default_folder(given: TrainArguments) -> pathlib.Path:
     """runs/tiny-arithmetic-1f0c59d2: the last part is a digest of the settings and the data."""
     config, task = given.config, given.config.task.kind
     settings = json.dumps(config.model_dump(mode="json"), sort_keys=True)
@@ -217,8 +217,8 @@ def start_state(
         parts.config, parts.policy, resumed, world, own_optimizer=optimizer, given=parts.given
     )
     if world.size > 1:
-        in_shares = parts.waiting.size == 1
-        state.exchange = Exchange(world, parts.problems["train"], in_shares)
+        each_rank_samples = parts.waiting.size == 1
+        state.exchange = Exchange(world, parts.problems["train"], each_rank_samples)
     return state
 
 

@@ -20,8 +20,8 @@ from groupwise.training.optim import MakeOptimizer
 
 
 @dataclass(frozen=True)
-class Given:
-    """The run's settings, and the objects that stand in for what they name (None: they do)."""
+class TrainArguments:
+    """The run's settings, and objects to use in place of what the settings name. None: as named."""
 
     config: Config
     model: ModelInMemory | None = None
@@ -39,8 +39,8 @@ def arguments_of(
     *,
     tokenizer: Any = None,
     data: Any = None,
-) -> Given:
-    """`parts` has objects or names under model, task, rewards, algorithm, engine, ..."""
+) -> TrainArguments:
+    """`parts`: an object, a setting or None for each of model, task, rewards, algorithm, ..."""
     if data is not None and parts.get("task") is not None:
         raise ConfigError("give data= or task=, not both")
     named = {name: part for name, part in parts.items() if _is_setting(name, part)}
@@ -62,7 +62,7 @@ def arguments_of(
             raise ConfigError(f"{name}= takes a function, not {type_name(objects[name])}")
     what = "an EnvironmentFactory, such as tools_environment(...)"
     _check_kind("environment", objects.get("environment"), (EnvironmentFactory,), what)
-    return Given(
+    return TrainArguments(
         made,
         model,
         _task(objects.get("task"), data),
@@ -145,7 +145,7 @@ def check_kinds(out: Any, trackers: Any) -> None:
         raise ConfigError(f"trackers= takes {what}, not {type_name(trackers)}")
     for tracker in trackers:
         if isinstance(tracker, type) or not callable(getattr(tracker, "log", None)):
-            raise ConfigError(f"trackers= takes {what}; {tracker!r} is none")
+            raise ConfigError(f"trackers= takes {what}; {tracker!r} is not one")
 
 
 def _check_kind(name: str, part: Any, kinds: tuple[type, ...], what: str) -> None:

@@ -1,4 +1,4 @@
-"""Code of the user's own that a run calls as it goes, and that may end it.
+"""User code that a run calls at certain events, and that may end the run.
 
     class Stop:
         def on_step(self, event):
@@ -25,7 +25,7 @@ MOMENTS = ("on_start", "on_step", "on_evaluate", "on_save", "on_end")
 
 @dataclass(frozen=True)
 class Event:
-    """A moment of a run. `metrics` are the step's, or the evaluation's; `folder` what was saved.
+    """An event of a run. `metrics` are the step's or the evaluation's.
 
     Where an evaluation runs beside training, `on_evaluate` comes some steps after the one that was
     evaluated: `step` is that one, and `model` has been trained further.
@@ -53,7 +53,7 @@ class Callback(Protocol):
 
 
 class Callbacks:
-    """All of a run's, as one. A plain function counts as `on_step`."""
+    """All callbacks of a run. A plain function counts as `on_step`."""
 
     def __init__(self, callbacks: Sequence[Callback | Callable[[Event], object]] = ()) -> None:
         if not isinstance(callbacks, list | tuple):
@@ -83,7 +83,7 @@ class Callbacks:
                 method(Event(number, steps, *parts))
 
     def reason_to_stop(self, world: World) -> str | None:
-        """What any rank's callbacks said; all ranks ask at the same place."""
+        """The reason that a callback of any rank gave. A collective: all ranks call it together."""
         if not self._callbacks:
             return None
         return next((reasons[0] for reasons in world.gather(self._asked) if reasons), None)

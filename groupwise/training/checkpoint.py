@@ -182,13 +182,13 @@ def load_into(state: TrainState, folder: pathlib.Path) -> None:
 def _check_shapes(saved: "SavedTensors", state: TrainState, folder: pathlib.Path) -> None:
     """Moments and masters must fit the weights: AdamW would only find out in its next step."""
     weights = dict(state.policy.model.named_parameters())
-    for place in saved:
-        key, _, name = place.partition(".")
+    for entry in saved:
+        key, _, name = entry.partition(".")
         if key in ("master", "exp_avg", "exp_avg_sq"):
             wanted = list(weights[name].shape) if name in weights else "no weight of the model"
-            if saved.shape(place) != wanted:
+            if saved.shape(entry) != wanted:
                 raise RunFolderError(
-                    f"{folder} does not fit the model: {place} is {saved.shape(place)}, not "
+                    f"{folder} does not fit the model: {entry} is {saved.shape(entry)}, not "
                     f"{wanted}. Move that checkpoint away to go on from the one before it"
                 )
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from groupwise.tracking.activity import doing
 
 _SHOWN = {"logprobs": "log-probs", "update": "learning"}
-"""Phases as people see them; sampling counts its groups itself."""
+"""Names of phases on the console. Sampling shows its own progress."""
 
 _current: ContextVar["Clock | None"] = ContextVar("clock", default=None)
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """The time until this is left belongs to `name`, on the clock that is open in this thread."""
+    """Add the time spent inside to phase `name`, on the clock that is open in this thread."""
     began = time.perf_counter()
     if name in _SHOWN:
         doing(_SHOWN[name])
@@ -31,7 +31,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def spent(name: str, seconds: float) -> None:
-    """These seconds belong to `name`."""
+    """Add seconds to phase `name`, on the clock that is open in this thread."""
     clock = _current.get()
     if clock is not None:
         clock.phases[name] = clock.phases.get(name, 0.0) + seconds

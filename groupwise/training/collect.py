@@ -1,22 +1,22 @@
 """A rollout: N groups of answers with their rewards; with dynamic sampling, groups that differ.
 
-A group is a coroutine (its answers are sampled, then scored) and a step a gather of groups. Rewards
-are scored while other answers are sampled. Groups that turn out flat are replaced in rounds: which
-answers are in a batch together changes the last digits of their log-probs, so that must not depend
-on which reward was there first. (In flight, where that cannot be had, they are replaced at once.)
+Each group is sampled by a task of its own. Groups whose answers are all there are scored while the
+others are still being sampled. Groups whose answers all got the same reward are replaced in rounds:
+which answers are in a batch together changes the last digits of their log-probs, so that must not
+depend on which reward was there first. (In flight, where that cannot be had, they are replaced at
+once.)
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from groupwise.load import Parts
-from groupwise.rollout.batching import Batched
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.rollout.groups import Prompted, Rollout, sample_group, score_groups
-from groupwise.tracking.activity import doing
+from groupwise.tracking.activity import Progress
 from groupwise.training.clock import spent
 from groupwise.training.sampler import draw
 from groupwise.training.state import TrainState
@@ -26,7 +26,7 @@ from groupwise.types import Group
 def collect(parts: Parts, state: TrainState) -> Rollout:
     """The groups of the step that comes next, by the policy's present weights."""
     state.publish(parts.engine)
-    return wait_for(collect_step(parts, state.step, state.cursor))
+    return run_sync(collect_step(parts, state.step, state.cursor))
 
 
 async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
@@ -39,36 +39,51 @@ async def collect_step(parts: Parts, step: int, cursor: int) -> Rollout:
     """
     prompts, world = parts.config.batch.prompts, parts.world
     budget = max(int(parts.config.rollout.max_draws * prompts), prompts)
-    problems, answering = next_problems(parts, cursor), Answering(parts)
+    problems, how = next_problems(parts, cursor), parts.group_sampling
+    progress = Progress("sampling")
     groups: dict[int, Group] = {}
-    running: list[asyncio.Task[tuple[int, Group]]] = []
+    tasks: dict[int, asyncio.Task[Group]] = {}
     drawn = flat = 0
     try:
         while wanted := min(prompts + flat, budget) - drawn:
-            running = [
-                asyncio.create_task(answering.group(place, prompted, step))
-                for place, prompted in zip(range(drawn, drawn + wanted), problems, strict=False)
-                if place % world.size == world.rank
-            ]
+            tasks = {
+                index: asyncio.create_task(sample_group(prompted, step, how))
+                for index, prompted in zip(range(drawn, drawn + wanted), problems, strict=False)
+                if index % world.size == world.rank
+            }
             drawn += wanted
-            answering.expect(len(running))
-            groups |= dict(await asyncio.gather(*running))
+            progress.add(tasks.values())
+            groups |= await scored_while_sampled(parts, tasks)
             if budget > prompts:
                 flat = sum(world.gather(sum(not group.has_spread for group in groups.values())))
     finally:
-        for task in running:
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await answering.cancel()
-        answering.log_seconds()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        spent("generate", progress.last_done - progress.began)
+        spent("reward", time.perf_counter() - progress.last_done)  # what no sampling hid
     if parts.episodes is not None:
         parts.episodes.check(list(groups.values()), world)
-    spread = [(place, group.has_spread) for place, group in groups.items()]
+    spread = [(index, group.has_spread) for index, group in groups.items()]
     chosen = _chosen([pair for part in world.gather(spread) for pair in part], prompts)
     if world.size == 1:
         return Rollout([groups[n] for n in chosen], drawn)
-    places = tuple(place for place, n in enumerate(chosen) if n in groups)
-    return Rollout([groups[chosen[place]] for place in places], drawn, places, len(chosen))
+    indices = tuple(index for index, n in enumerate(chosen) if n in groups)
+    return Rollout([groups[chosen[index]] for index in indices], drawn, indices, len(chosen))
+
+
+async def scored_while_sampled(
+    parts: Parts, tasks: Mapping[int, "asyncio.Task[Group]"]
+) -> dict[int, Group]:
+    """The groups that these tasks sample, with rewards. One call scores all that wait for it."""
+    scored: dict[int, Group] = {}
+    while waiting := {index: task for index, task in tasks.items() if index not in scored}:
+        await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        sampled = {index: task.result() for index, task in waiting.items() if task.done()}
+        settings = parts.scorer, parts.config.rollout, parts.episodes
+        groups = await asyncio.to_thread(score_groups, list(sampled.values()), *settings)
+        scored |= zip(sampled, groups, strict=True)
+    return dict(sorted(scored.items()))
 
 
 def _chosen(spread: list[tuple[int, bool]], prompts: int) -> list[int]:
@@ -88,54 +103,3 @@ def next_problems(parts: Parts, cursor: int) -> Iterator[Prompted]:
         yield replace(problem, occurrence=times_drawn[problem.id]), tokens
         times_drawn[problem.id] += 1
         cursor += 1
-
-
-@dataclass
-class Answering:
-    """Groups that are sampled and scored side by side. Those that wait are scored in one call."""
-
-    parts: Parts
-    began: float = field(default_factory=time.perf_counter)
-    last_sampled: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        self._scoring: Batched[None, Group, Group] = Batched(self._score)
-        self._sampled = self._expected = 0
-
-    def expect(self, groups: int) -> None:
-        """So many more are to be sampled: progress is told."""
-        self._expected += groups
-        doing("sampling", self._sampled, self._expected)
-
-    async def group(self, place: int, prompted: Prompted, step: int | str) -> tuple[int, Group]:
-        config = self.parts.config
-        group = await sample_group(
-            prompted,
-            self.parts.engine,
-            self.parts.policy,
-            config.rollout.sampling,
-            group_size=config.batch.group_size,
-            seed=config.seed,
-            step=step,
-            temperatures=config.rollout.temperature_spread,
-            episodes=self.parts.episodes,
-        )
-        self.last_sampled = time.perf_counter()
-        self._sampled += 1
-        if self._expected:
-            doing("sampling", self._sampled, self._expected)
-        return place, await self._scoring.add(None, group)
-
-    async def _score(self, _: None, groups: list[Group]) -> list[Group]:
-        parts = self.parts
-        scoring = score_groups, groups, parts.scorer, parts.config.rollout, parts.episodes
-        return await asyncio.to_thread(*scoring)
-
-    async def cancel(self) -> None:
-        """Groups that came after one that failed are not scored."""
-        await self._scoring.cancel()
-
-    def log_seconds(self) -> None:
-        """Until the last answer was sampled, and what scoring took beyond that."""
-        spent("generate", self.last_sampled - self.began)
-        spent("reward", time.perf_counter() - self.last_sampled)

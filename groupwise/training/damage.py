@@ -1,8 +1,8 @@
 """What is wrong with a stored checkpoint, if anything: asked before any of it is loaded.
 
 The manifest has the size and SHA-256 of every file. Beside that `state.json` says what was saved:
-the tensors of each safetensors file by type and shape, the hash of any other and of itself. So what
-is gone or was swapped for something else is noticed also where the manifest was written anew.
+the tensors of each safetensors file by type and shape, the hash of every other file, and its own
+hash. So missing or replaced files are noticed even where the manifest was rewritten to fit.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def make_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What state.json holds, with a hash of its own."""
+    """The content of state.json, with its own hash."""
     bare = {name: value for name, value in state.items() if name != "sha256"}
     text = json.dumps(bare, sort_keys=True)
     return {**bare, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -67,7 +67,7 @@ def saved_contents(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _unlisted(folder: pathlib.Path, manifest: Mapping[str, Any]) -> str | None:
-    """Whether it holds what it was not saved with: a loader might take it for a part of it."""
+    """Files that the manifest does not list: a loader might read them as part of the model."""
     names = {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -139,7 +139,7 @@ def _object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _digests(files: Mapping[str, pathlib.Path]) -> dict[str, str]:
-    """Of each file, several at a time: one thread reads a gigabyte a second."""
+    """The hash of each file, by several threads: one reads only a gigabyte a second."""
     with ThreadPoolExecutor(WRITERS, "digest") as pool:
         return dict(zip(files, pool.map(_digest, files.values()), strict=True))
 

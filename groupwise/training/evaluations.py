@@ -1,9 +1,10 @@
-"""Evaluations of a run, beside the steps that follow them; the best model so far.
+"""Evaluations of a run, in the background of the steps that follow; the best model so far.
 
 The line of an evaluated step in metrics.jsonl waits for its evaluation, and later ones wait with
 it: lines are in order and whole, and trackers get each step once. A checkpoint waits for the
-evaluation of earlier weights; that of its own is begun again after a crash, so none is lost and
-none is logged twice. In the trainer's own process, in turn, nothing is beside: it is waited for.
+evaluation of earlier weights; that of its own step is begun again after a crash, so none is lost
+and none is logged twice. With the engine in the trainer's own process and `timing: in_turn`, an
+evaluation runs at once and the loop waits for it.
 """
 
 import pathlib
@@ -43,7 +44,7 @@ class Evaluations:
         self._running: Future[Line] | None = None
         self._step = 0
         self._candidate = run.path / "evaluated"
-        """The model that is being evaluated, where the policy moves on meanwhile."""
+        """A copy of the model that is being evaluated, as training changes the policy meanwhile."""
         self._is_kept = False
         if state.held:
             self._begin()
@@ -57,13 +58,13 @@ class Evaluations:
                 self._begin()
 
     def add(self, line: Line) -> None:
-        """A step's line, logged as soon as no evaluation is waited for."""
+        """Log a step's line, as soon as no evaluation before it is running."""
         self.state.held.append(line)
         if self._running is None or self.world.broadcast(self._running.done()):
             self.finish()
 
     def finish_earlier(self) -> None:
-        """Those of weights that are no longer the policy's: they cannot be begun again."""
+        """Wait for an evaluation of earlier weights: it could not be begun again after a crash."""
         if self._step < self.state.step:
             self.finish()
 
@@ -84,7 +85,9 @@ class Evaluations:
     def _begin(self) -> None:
         parts = self.parts
         self._step = self.state.step
-        self._running = self.rollouts.beside(lambda: asdict(evaluate_here(parts, "validation")))
+        self._running = self.rollouts.in_background(
+            lambda: asdict(evaluate_here(parts, "validation"))
+        )
         self._is_kept = not self.world.broadcast(self._running.done())
         if self._is_kept:
             self._save(self._candidate)

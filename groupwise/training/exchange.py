@@ -26,16 +26,16 @@ Estimate = Callable[[GroupRewards], Tensor]
 
 @dataclass
 class Exchange:
-    """Groups between ranks. All have the problems, so a group's travels as its id."""
+    """Sends groups between ranks. All ranks have the problems, so only their ids are sent."""
 
     world: World
     problems: Sequence[Prompted]
-    in_shares: bool = True
-    """Whether each rank samples its share; else rank 0 samples for all."""
+    each_rank_samples: bool = True
+    """Whether each rank samples its share of the groups; else rank 0 samples all of them."""
 
     def scatter(self, rollout: Rollout, minibatches: int) -> Rollout:
-        """Of rank 0's rollout every rank gets, for each optimizer step, about as many tokens."""
-        if self.in_shares:
+        """Distribute rank 0's rollout: each rank gets about as many tokens of an optimizer step."""
+        if self.each_rank_samples:
             return rollout
         world = self.world
         shares: list[list[int]] = [[] for _ in range(world.size)]
@@ -47,26 +47,28 @@ class Exchange:
         return self._unpacked(world.scatter_from_first(parts if world.first else []))
 
     def gather(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """On rank 0 each of the rollouts whole, from the parts that all ranks have; else nothing.
+        """The whole rollouts on rank 0, joined from the parts of all ranks; on others nothing.
 
-        A rollout that rank 0 has whole already stays so.
+        A rollout that rank 0 has whole already is not changed.
         """
-        own = [self._packed(list(zip(r.places, r.groups, strict=False)), r) for r in rollouts]
+        own = [
+            self._packed(list(zip(r.group_indices, r.groups, strict=False)), r) for r in rollouts
+        ]
         sizes = json.dumps([len(part) for part in own]).encode()
         received = self.world.gather_to_first(b"\n".join([sizes, b"".join(own)]))
         parts = [_split(data) for data in received]
         whole: list[Rollout] = []
         for number, first in enumerate(rollouts if self.world.first else ()):
-            if not first.total:
+            if not first.group_total:
                 whole.append(first)
                 continue
             theirs = [self._unpacked(part[number]) for part in parts if number < len(part)]
             placed = sorted(
-                (pair for r in theirs for pair in zip(r.places, r.groups, strict=True)),
+                (pair for r in theirs for pair in zip(r.group_indices, r.groups, strict=True)),
                 key=lambda pair: pair[0],
             )
-            places, groups = zip(*placed, strict=True) if placed else ((), ())
-            whole.append(Rollout(list(groups), first.drawn, places))
+            group_indices, groups = zip(*placed, strict=True) if placed else ((), ())
+            whole.append(Rollout(list(groups), first.drawn, group_indices))
         return whole
 
     @cached_property
@@ -75,11 +77,11 @@ class Exchange:
 
     def _packed(self, placed: Sequence[tuple[int, Group]], rollout: Rollout) -> bytes:
         lines = [
-            [place, to_json(replace(group, problem=Problem(group.problem.id, "")))]
-            for place, group in placed
+            [index, to_json(replace(group, problem=Problem(group.problem.id, "")))]
+            for index, group in placed
         ]
         again = [group.problem.occurrence for _, group in placed]
-        total = rollout.total or len(rollout.groups)
+        total = rollout.group_total or len(rollout.groups)
         return zlib.compress(json.dumps([lines, again, rollout.drawn, total]).encode(), 1)
 
     def _unpacked(self, data: bytes) -> Rollout:
@@ -89,7 +91,7 @@ class Exchange:
             group = group_from_json(line)
             problem = replace(self._by_id[group.problem.id], occurrence=occurrence)
             groups.append(replace(group, problem=problem))
-        return Rollout(groups, drawn, tuple(place for place, _ in lines), total)
+        return Rollout(groups, drawn, tuple(index for index, _ in lines), total)
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -102,16 +104,16 @@ def _split(data: bytes) -> list[bytes]:
 
 
 def own_share(rollout: Rollout, world: World) -> Rollout:
-    """Of a whole rollout that each rank has, this rank's part: every `size`-th group."""
+    """This rank's part of a rollout that each rank has whole: every `size`-th group."""
     if world.size == 1:
         return rollout
-    places = tuple(range(len(rollout.groups))[world.rank :: world.size])
-    groups = [rollout.groups[place] for place in places]
-    return Rollout(groups, rollout.drawn, places, len(rollout.groups))
+    group_indices = tuple(range(len(rollout.groups))[world.rank :: world.size])
+    groups = [rollout.groups[index] for index in group_indices]
+    return Rollout(groups, rollout.drawn, group_indices, len(rollout.groups))
 
 
 def token_count(group: Group) -> int:
-    """Tokens of a group: about what it costs to compute."""
+    """Tokens of a group, about proportional to what it costs to compute."""
     return len(group.prompt_tokens) + sum(len(c.tokens) for c in group.completions)
 
 
@@ -125,24 +127,26 @@ def assign_over_ranks(
     """`assign_advantages`, where other ranks have other groups of the step."""
     if world.size == 1:
         return assign_advantages(batch, objective, weights, turn_weight)
-    estimate = _over_ranks(objective.advantage.estimate, world, batch.places)
+    estimate = _over_ranks(objective.advantage.estimate, world, batch.group_indices)
     if batch.groups:
         return assign_advantages(batch, objective, weights, turn_weight, estimate)
     estimate(GroupRewards(torch.zeros(0, 0, dtype=torch.float64), {}, weights))
     return batch
 
 
-def _over_ranks(estimate: Estimate, world: World, places: Sequence[int]) -> Estimate:
-    """An estimator of advantages that sees the rewards of the whole step, and gives those of this
-    rank's groups, which stand at `places` in it."""
+def _over_ranks(estimate: Estimate, world: World, group_indices: Sequence[int]) -> Estimate:
+    """An estimator that computes advantages from the rewards of the whole step, and returns those
+    of this rank's groups."""
 
     def estimate_own(rewards: GroupRewards) -> Tensor:
         penalty_NG = torch.zeros_like(rewards.total_NG) + rewards.penalty_NG
         tables = {"total": rewards.total_NG, "penalty": penalty_NG}
         tables |= {f"score {name}": scores for name, scores in rewards.scores_NG.items()}
         rows = {name: table.tolist() for name, table in tables.items()}
-        own = [{name: column[n] for name, column in rows.items()} for n in range(len(places))]
-        ranks = world.gather([[place, row] for place, row in zip(places, own, strict=True)])
+        own = [
+            {name: column[n] for name, column in rows.items()} for n in range(len(group_indices))
+        ]
+        ranks = world.gather([[index, row] for index, row in zip(group_indices, own, strict=True)])
         placed = sorted((pair for part in ranks for pair in part), key=lambda pair: pair[0])
         whole: dict[str, Tensor] = {
             name: _padded([row[name] for _, row in placed]) for name in placed[0][1]
@@ -153,8 +157,8 @@ def _over_ranks(estimate: Estimate, world: World, places: Sequence[int]) -> Esti
             weights=rewards.weights,
             penalty_NG=whole["penalty"].nan_to_num(nan=0.0),
         )
-        where = {place: n for n, (place, _) in enumerate(placed)}
-        return estimate(everyone)[[where[place] for place in places]]
+        where = {index: n for n, (index, _) in enumerate(placed)}
+        return estimate(everyone)[[where[index] for index in group_indices]]
 
     return estimate_own
 

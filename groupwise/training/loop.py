@@ -45,7 +45,7 @@ def run_loop(
 
     def save() -> pathlib.Path:
         evaluations.finish_earlier()
-        with rollouts.settled():
+        with rollouts.ready_to_save():
             return save_checkpoint(state, run.checkpoints, config.checkpoint.keep)
 
     def save_and_leave_if_asked(*sampled: Rollout) -> None:
@@ -70,7 +70,7 @@ def run_loop(
                 if state.exchange is not None:
                     rollout = state.exchange.scatter(rollout, config.batch.minibatches)
                 step = grpo_step(parts, state, rollout)
-                rollouts.follow()
+                rollouts.policy_updated()
                 evaluations.begin_if_due()
                 state.seconds += clock.total
                 line = metrics_line(step, clock, parts, state) | usage.metrics()
@@ -88,7 +88,7 @@ def run_loop(
 
 
 def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> dict[str, Any]:
-    """What metrics.jsonl keeps of a step."""
+    """The step's line of metrics.jsonl."""
     groups, world = step.batch.groups, state.optimizer.world
     line = {"step": state.step, **step.metrics}
     line |= rollout_metrics(groups, step.drawn, parts.reward_weights, world)
@@ -101,12 +101,12 @@ def metrics_line(step: Step, clock: Clock, parts: Parts, state: TrainState) -> d
 
 
 def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
-    """The step's file of rollouts, where one is due. All ranks take part; rank 0 writes it."""
+    """Write the step's rollout file, if one is due. All ranks take part; rank 0 writes it."""
     every = run.config.tracking.rollouts
     if not every or state.step % every:
         return
     batch = step.batch
-    own = Rollout(batch.stored_groups(), step.drawn, batch.places, batch.total)
+    own = Rollout(batch.stored_groups(), step.drawn, batch.group_indices, batch.group_total)
     whole = [own] if state.exchange is None else state.exchange.gather([own])
     if groups := [group for rollout in whole for group in rollout.groups]:
         run.log_rollouts(state.step, groups)
@@ -114,19 +114,19 @@ def log_rollouts(step: Step, state: TrainState, run: RunFolder) -> None:
 
 @contextmanager
 def saved_if_engine_is_gone(parts: Parts, state: TrainState, run: RunFolder) -> Iterator[None]:
-    """What was trained so far is saved: the step that sampling was to be for had not begun."""
+    """Save a checkpoint when the engine is gone: the step that it was to sample has not begun."""
     try:
         yield
     except EngineGoneError as error:
         if parts.config.timing.max_staleness or state.optimizer.world.size > 1:
-            # What older weights owed is not there, or others are in the middle of something.
+            # Answers by older weights are missing, or other ranks are not at the same point.
             raise EngineGoneError(f"{error}: it goes on from the last checkpoint") from error
         folder = save_checkpoint(state, run.checkpoints, parts.config.checkpoint.keep)
         raise EngineGoneError(f"{error}: it goes on from {folder}") from error
 
 
 def log_step(line: dict[str, Any], run: RunFolder, trackers: Trackers, watch: Watch) -> None:
-    """A step into the run's folder, to its trackers, and past those who look for trouble."""
+    """Write a step's metrics to the run folder and the trackers, and note new findings."""
     run.log_metrics(line)
     trackers.log(line["step"], line)
     note(watch.add(line), run.path)

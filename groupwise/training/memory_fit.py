@@ -1,8 +1,8 @@
-"""Out of memory is no reason to stop: take half as many tokens at once and do the piece again.
+"""When memory runs out, halve the number of tokens that go through the model at once, and retry.
 
-The gradient of an optimizer step does not depend on how it is cut, so the result is the same. Ranks
-agree on it: when one runs out of memory, all do the piece again. Where they pass weights around
-while they work (FSDP2, DeepSpeed) one cannot stop while the others go on, and the run ends.
+The gradient of an optimizer step does not depend on how it is cut into micro-batches, so the result
+is the same. When one rank runs out of memory, all ranks retry. With sharded weights (FSDP2,
+DeepSpeed) ranks communicate inside a forward pass, so one cannot retry alone, and the run ends.
 """
 
 import logging
@@ -22,17 +22,18 @@ Result = TypeVar("Result")
 
 @dataclass
 class TokenBudget:
-    """Tokens that go through the model at once. Shrinks when memory runs out, for the whole run."""
+    """How many tokens go through the model at once. Lowered for good when memory runs out."""
 
     tokens: int = 16384
     world: World = ALONE
     together: bool = False
-    """Whether ranks need each other within a piece of work, so that none can do it again."""
+    """Whether ranks communicate within the work, so that no rank can retry it."""
 
     def fit(self, work: Callable[[int], Result], undo: Callable[[], None], smallest: int) -> Result:
-        """`work(tokens)`, again with half as many as often as it runs out of memory.
+        """`work(tokens)`, repeated with half as many tokens whenever it runs out of memory.
 
-        `undo` forgets what a failed attempt left behind; below `smallest` nothing gets smaller.
+        `undo` drops what a failed attempt left behind, such as gradients. `smallest` is the lower
+        limit: the longest row.
         """
         while True:
             done: list[Result] = []

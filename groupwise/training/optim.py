@@ -28,8 +28,7 @@ from groupwise.extensions import load_object
 from groupwise.policy.weights import copy_into
 from groupwise.training.loss_scale import LossScale
 
-# What our own kinds keep for a weight (shared tables of codes too: they are tiny). Of a user's
-# optimizer it is every number and tensor.
+# The optimizer state that is saved for each weight. Of a user's optimizer: every number and tensor.
 MOMENTS = {
     "adamw": ("step", "exp_avg", "exp_avg_sq"),
     "adamw_8bit": ("step", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2"),
@@ -108,7 +107,7 @@ class Optimizer:
         dtypes = {computed_in} if computed_in else {w.dtype for w in self.weights.values()}
         self.scale = LossScale() if torch.float16 in dtypes else None
         self.rounds = computed_in not in (None, torch.float32)
-        """Whether the weights here are masters of rounded ones, which are what is saved."""
+        """Whether the weights here are fp32 masters, and those that are saved are rounded ones."""
 
     @property
     def loss_scale(self) -> float:
@@ -136,7 +135,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, progress: float) -> tuple[float, float]:
-        """Clip, update, forget the gradients. Returns the norm before clipping, and the lr."""
+        """Clip, update, drop the gradients. Returns the norm before clipping, and the lr."""
         if not self.sharded and self.world.size > 1:
             self._sum_over_ranks()
         lr = self.set_rates(self.inner, progress)
@@ -167,7 +166,7 @@ class Optimizer:
         return lr
 
     def _sum_over_ranks(self) -> None:
-        """A weight that no rank has a gradient for stays without."""
+        """Sum gradients. A weight that has no gradient on any rank stays without one."""
         masters = list(self.masters.values())
         has_grad = self.world.gather([master.grad is not None for master in masters])
         reduced = [master for master, *flags in zip(masters, *has_grad, strict=True) if any(flags)]
@@ -262,7 +261,7 @@ def _master(parameter: Tensor, offload: bool) -> Tensor:
 
 
 def parameter_groups(weights: list[Any], settings: OptimizerSettings) -> list[dict[str, Any]]:
-    """Matrices decay; norms and biases do not."""
+    """Weight decay for matrices, none for norms and biases."""
     return [
         {"params": [w for w in weights if w.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
@@ -276,7 +275,7 @@ def _maker(settings: OptimizerSettings) -> MakeOptimizer:
 
 
 def _adamw(groups: Groups, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    # Bound by memory: one pass over it, not ten. Other devices have no such step.
+    # Fused: AdamW is limited by memory bandwidth, and this reads memory once, not ten times.
     fused = all(w.device.type in ("cpu", "cuda") for group in groups for w in group["params"])
     shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     return torch.optim.AdamW(groups, **shared, fused=True if fused else None)

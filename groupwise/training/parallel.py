@@ -1,4 +1,4 @@
-"""Which optimizer serves `distributed.kind`, and what a kind cannot be combined with."""
+"""The optimizer for each `distributed.kind`, and what a kind cannot be combined with."""
 
 import logging
 
@@ -13,14 +13,14 @@ log = logging.getLogger("groupwise")
 
 
 def kind_for(config: Config, world: World) -> str:
-    """One process is none of them; several are ddp where the recipe says nothing."""
+    """`none` for one process; `ddp` for several where the recipe does not say."""
     if world.size == 1:
         return "none"
     return "ddp" if config.distributed.kind == "none" else config.distributed.kind
 
 
 def check_ranks(config: Config, world: World) -> None:
-    """Refuse what cannot work, and say what the ranks are going to do."""
+    """Refuse combinations that cannot work, and log what the ranks do."""
     wanted, kind = config.distributed.kind, kind_for(config, world)
     if kind == "none" and wanted != "none":
         log.info(
@@ -50,8 +50,8 @@ def check_ranks(config: Config, world: World) -> None:
 
 
 def keeps_whole_copy(config: Config, policy: Policy, world: World) -> bool:
-    """Whether each rank keeps the model whole beside its shard of it: to sample from, for a
-    reference that follows it, or because it is saved in another form than it is trained in."""
+    """Whether each rank keeps a full copy of the model beside its shard: to sample with, for a
+    reference that follows the policy, or because it is saved in another form than it is trained."""
     sharded = kind_for(config, world) in ("fsdp2", "zero3")
     converted = is_saved_in_another_form(policy.model)
     copied = policy.adapter is not None or config.reference_moves or converted

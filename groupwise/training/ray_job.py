@@ -6,8 +6,8 @@ storage that all machines share: when a worker is lost Ray ends the others and s
 anew, and `train()` goes on from the last checkpoint in that folder, exactly. Ray's own checkpoints
 are not used.
 
-What a user can fix must not be tried again: the worker that finds it leaves word with `FirstError`,
-an actor, and workers that are started after that end at once.
+An error that the user has to fix must not be retried: the worker reports it to `FirstError`, an
+actor, and workers that are started after that end at once.
 """
 
 import importlib.util
@@ -22,11 +22,11 @@ from groupwise.errors import ConfigError, GroupwiseError, MissingExtraError, Ran
 from groupwise.tracking.run import read_summary
 
 PROBE = 10.0
-"""Seconds that a cluster may take to answer."""
+"""Seconds to wait for a cluster to answer."""
 
 
 class FirstError:
-    """Lives in a process of its own in the cluster, as long as the job."""
+    """An actor that stores the first error that a user has to fix, as long as the job runs."""
 
     def __init__(self) -> None:
         self.message: str | None = None
@@ -113,7 +113,7 @@ def rank(settings: Mapping[str, Any]) -> None:
 
 
 def _enter(home: str) -> None:
-    """Names of files in a recipe are as seen from where the command was given."""
+    """Paths in a recipe are relative to the folder where the command was given."""
     try:
         os.chdir(home)
     except OSError as error:

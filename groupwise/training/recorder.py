@@ -1,4 +1,4 @@
-"""What optimizer steps learned from and what came of them, kept for those who explain them."""
+"""Records optimizer steps with their inputs and results, for `groupwise explain`."""
 
 import math
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ class Update:
 
 
 class Recorder:
-    """Give it to `grpo_step` or `learn`: afterwards it has their optimizer steps, in CPU memory.
+    """Pass it to `grpo_step` or `learn`: afterwards it has their optimizer steps, in CPU memory.
 
-    `tokens=False`: what each came to, without the log-probs of its tokens.
+    `tokens=False`: only loss, gradient norm and learning rate, without log-probs of tokens.
     """
 
     def __init__(self, *, tokens: bool = True) -> None:

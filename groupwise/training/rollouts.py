@@ -1,13 +1,13 @@
 """Where the loop gets its rollouts: sampled when they are asked for, ahead, or in flight.
 
 Ahead and in flight (in_flight.py), answers are sampled in a thread of their own while a step is
-learned from. Ahead, which weights sample a step is a function of its number (`Ahead.version_for`),
-and steps are sampled in order. So timing changes nothing, and what is sampled and not yet learned
-from, `state.pending`, is all that a checkpoint needs beside the state.
+learned from. Ahead, the version of the weights that sample a step is a function of the step's
+number (`Ahead.version_for`), and steps are sampled in order. So results do not depend on timing,
+and beside the state a checkpoint needs only `state.pending`: what is sampled and not learned from.
 
-Evaluations are sampled beside training too (`beside`): by the weights that they measure, after the
-steps that those weights are due to sample and before newer ones are loaded. They are in no batch
-with a step's answers, so they change nothing in a run.
+Evaluations are sampled in the background too (`in_background`): with the weights that they measure,
+after the steps that those weights have to sample and before newer weights are loaded. They are
+never in a batch with a step's answers, so they change nothing in a run.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from torch import Tensor
 from groupwise.config import Ahead, InFlight, InTurn
 from groupwise.distributed.world import ALONE, World
 from groupwise.load import Parts
-from groupwise.rollout.engine import Engine, wait_for
+from groupwise.rollout.engine import Engine, run_sync
 from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import phase
@@ -46,21 +46,23 @@ class Rollouts(Protocol):
         """The groups of step `state.step`."""
         ...
 
-    def follow(self) -> None:
-        """The policy has just been updated."""
+    def policy_updated(self) -> None:
+        """The policy has new weights: pass them to the engine when it should sample with them."""
         ...
 
-    def settled(self) -> AbstractContextManager[None]:
-        """The state has all that is sampled and cannot be sampled again: it may be saved."""
+    def ready_to_save(self) -> AbstractContextManager[None]:
+        """While this is open the state may be saved: it has all answers that could not be sampled
+        again."""
         ...
 
-    def beside(self, work: Work) -> "Future[Any]":
-        """Work that samples by the policy's present weights, while training goes on. One at a time;
-        it is over before the engine has newer weights."""
+    def in_background(self, work: Work) -> "Future[Any]":
+        """Run work that samples with the policy's present weights while training continues. One at
+        a time; it ends before the engine gets newer weights."""
         ...
 
     def close(self) -> None:
-        """No more steps are wanted; what is beside is over, and the engine has the last weights."""
+        """No more steps are needed: wait for background work, and give the engine the last
+        weights."""
         ...
 
 
@@ -83,7 +85,7 @@ def rollouts_for(parts: Parts, state: TrainState) -> Rollouts:
 class RolloutsInTurn:
     """On-policy: a step is sampled when the one before it has been learned from.
 
-    Engines `elsewhere` are free while a step is learned from: then they do what is beside.
+    Engines `elsewhere`, in other processes, do background work while a step is learned from.
     """
 
     def __init__(
@@ -92,28 +94,28 @@ class RolloutsInTurn:
         self.state, self.engine, self.collect = state, engine, collect
         self.elsewhere = elsewhere
         self._free = threading.Event()
-        self._beside: Future[Any] | None = None
-        self.follow()
+        self._background: Future[Any] | None = None
+        self.policy_updated()
 
     def take(self) -> Rollout:
         state = self.state
         if state.pending:
             rollout = state.pending.pop(0)
         else:
-            rollout = wait_for(self.collect(state.step, state.cursor))
+            rollout = run_sync(self.collect(state.step, state.cursor))
         self._free.set()
         return rollout
 
-    def follow(self) -> None:
-        self._finish_beside()
+    def policy_updated(self) -> None:
+        self._finish_background()
         self.state.publish(self.engine)
 
-    def settled(self) -> AbstractContextManager[None]:
+    def ready_to_save(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def beside(self, work: Work) -> "Future[Any]":
+    def in_background(self, work: Work) -> "Future[Any]":
         self._free.clear()
-        self._beside = future = Future()
+        self._background = future = Future()
 
         def do() -> None:
             self._free.wait()
@@ -123,23 +125,23 @@ class RolloutsInTurn:
                 future.set_exception(error)
 
         if self.elsewhere:
-            threading.Thread(target=do, name="beside", daemon=True).start()
+            threading.Thread(target=do, name="background", daemon=True).start()
         else:
             self._free.set()
             do()
         return future
 
     def close(self) -> None:
-        self._finish_beside()
+        self._finish_background()
 
-    def _finish_beside(self) -> None:
+    def _finish_background(self) -> None:
         self._free.set()
-        if self._beside is not None:
-            wait_until_done([self._beside])
+        if self._background is not None:
+            wait_until_done([self._background])
 
 
 class RolloutsElsewhere:
-    """Of ranks for which rank 0 samples: they take part where weights are gathered for it."""
+    """For ranks whose rollouts rank 0 samples: they only help to gather weights for its engine."""
 
     def __init__(
         self, settings: InTurn | Ahead | InFlight, steps: int, state: TrainState, engine: Engine
@@ -147,19 +149,19 @@ class RolloutsElsewhere:
         self.settings, self.steps, self.state, self.engine = settings, steps, state, engine
         self._first = state.step
         state.pending, state.open, state.complete = [], [], {}
-        self.follow()
+        self.policy_updated()
 
     def take(self) -> Rollout:
         return Rollout([], 0)
 
-    def follow(self) -> None:
+    def policy_updated(self) -> None:
         if self._publishes():
             self.state.publish(self.engine)
 
-    def settled(self) -> AbstractContextManager[None]:
+    def ready_to_save(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def beside(self, work: Work) -> "Future[Any]":
+    def in_background(self, work: Work) -> "Future[Any]":
         if not self._publishes():
             self.state.publish(self.engine)
         return Future()
@@ -176,8 +178,8 @@ class RolloutsElsewhere:
 class RolloutsAhead:
     """Each step is sampled as soon as its weights are there, at most max_staleness ahead.
 
-    A run that went on from a checkpoint has in `state.pending` what older weights owed. Where it
-    does not (a finished run that gets more steps), the weights it starts from take their place.
+    A resumed run has in `state.pending` the steps that older weights had to sample. Where it has
+    not (a finished run that gets more steps), the weights that it starts from sample them.
     """
 
     def __init__(
@@ -194,16 +196,16 @@ class RolloutsAhead:
         self._first = state.step
         self._next = state.step + len(state.pending)
         self._cursor = state.cursor + sum(rollout.drawn for rollout in state.pending)
-        self._handed: deque[tuple[int, Weights]] = deque()
+        self._new_weights: deque[tuple[int, Weights]] = deque()
         self._newest = -1
         self._busy = self._closed = False
-        self._beside: tuple[int, Work, Future[Any]] | None = None
+        self._background: tuple[int, Work, Future[Any]] | None = None
         self._until: int | None = None
-        """While settling: the first step that is not sampled now."""
+        """While the state is saved: the first step that is not to be sampled yet."""
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._wake = asyncio.Event()
-        self.follow()
+        self.policy_updated()
         self._sampling = engine.start(self._run())
 
     def take(self) -> Rollout:
@@ -213,40 +215,40 @@ class RolloutsAhead:
                 raise self._error
             return self.state.pending.pop(0)
 
-    def follow(self) -> None:
+    def policy_updated(self) -> None:
         if self._publishes():
             self._hand_weights()
 
-    def beside(self, work: Work) -> "Future[Any]":
+    def in_background(self, work: Work) -> "Future[Any]":
         if not self._publishes():
             self._hand_weights()
-        with self._noting():
-            assert self._beside is None
-            self._beside = self.state.step, work, Future()
-            return self._beside[2]
+        with self._notifying():
+            assert self._background is None
+            self._background = self.state.step, work, Future()
+            return self._background[2]
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
-        with self._noting():
+    def ready_to_save(self) -> Iterator[None]:
+        with self._notifying():
             begun = self._next + self._busy
             self._until = begun
         # Ranks that sample together finish what any of them has begun.
         until = self.world.max(begun)
-        with self._noting():
+        with self._notifying():
             self._until = until
-            self._changed.wait_for(lambda: self._error or not (self._busy or self._owes()))
+            self._changed.wait_for(lambda: self._error or not (self._busy or self._must_sample()))
             if self._error:
                 raise self._error
         try:
             yield
         finally:
-            with self._noting():
+            with self._notifying():
                 self._until = None
 
     def close(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._beside is None)
-        with self.settled():
+            self._changed.wait_for(lambda: self._error or self._background is None)
+        with self.ready_to_save():
             self.state.publish(self.engine)
             self._closed = True
         self._sampling.result()
@@ -256,13 +258,13 @@ class RolloutsAhead:
 
     def _hand_weights(self) -> None:
         weights = copied(self.state.weights())
-        with self._noting():
-            self._handed.append((self.state.step, weights))
+        with self._notifying():
+            self._new_weights.append((self.state.step, weights))
             self._newest = self.state.step
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
-        """Something changes that the other thread waits for."""
+    def _notifying(self) -> Iterator[None]:
+        """Change what the other thread waits for, and wake it."""
         with self._changed:
             yield
             self._changed.notify_all()
@@ -271,61 +273,61 @@ class RolloutsAhead:
     def _version(self, step: int) -> int:
         return max(self._first, self.settings.version_for(step))
 
-    def _owes(self) -> bool:
-        """Whether the next step is to be sampled now: by older weights than the present ones, or
-        because another rank has begun it."""
+    def _must_sample(self) -> bool:
+        """Whether the next step has to be sampled now: its weights are older than the present ones,
+        or another rank has begun it."""
         older = self._next < self.steps and self._version(self._next) < self.state.step
         return older or (self._until is not None and self._next < self._until)
 
-    def _may_start(self) -> bool:
+    def _may_sample(self) -> bool:
         there = self._next < self.steps and self._version(self._next) <= self._newest
-        return there and (self._owes() or self._until is None)
+        return there and (self._must_sample() or self._until is None)
 
-    def _due_beside(self) -> tuple[int, Work, "Future[Any]"] | None:
-        """What is beside, once the steps that its weights are to sample have been."""
-        if self._beside is None:
+    def _due_in_background(self) -> tuple[int, Work, "Future[Any]"] | None:
+        """The background work, once all steps that its weights have to sample are sampled."""
+        if self._background is None:
             return None
-        over = self._next >= self.steps or self._version(self._next) > self._beside[0]
-        return self._beside if over else None
+        over = self._next >= self.steps or self._version(self._next) > self._background[0]
+        return self._background if over else None
 
     async def _run(self) -> None:
         try:
             while not self._closed:
                 with self._changed:
-                    beside = self._due_beside()
-                    self._busy = beside is None and self._may_start()
-                if beside is not None:
-                    await self._do_beside(*beside)
+                    background = self._due_in_background()
+                    self._busy = background is None and self._may_sample()
+                if background is not None:
+                    await self._do_in_background(*background)
                 elif self._busy:
                     await self._sample()
                 else:
                     await self._wake.wait()
                     self._wake.clear()
         except BaseException as error:
-            with self._noting():
+            with self._notifying():
                 self._error, self._busy = error, False
-                if self._beside is not None:
-                    self._beside[2].set_exception(error)
+                if self._background is not None:
+                    self._background[2].set_exception(error)
 
     def _load_weights(self, version: int) -> None:
-        """Those of this version, unless the engine has them already."""
+        """Load the weights of this version, unless the engine has them already."""
         with self._changed:
-            while self._handed and self._handed[0][0] < version:
-                self._handed.popleft()
-            waits = bool(self._handed) and self._handed[0][0] == version
-            due = self._handed.popleft() if waits else None
+            while self._new_weights and self._new_weights[0][0] < version:
+                self._new_weights.popleft()
+            waits = bool(self._new_weights) and self._new_weights[0][0] == version
+            due = self._new_weights.popleft() if waits else None
         if due is not None:
             self.engine.load_weights(*due)
 
-    async def _do_beside(self, version: int, work: Work, future: "Future[Any]") -> None:
+    async def _do_in_background(self, version: int, work: Work, future: "Future[Any]") -> None:
         self._load_weights(version)
         result = failure = None
         try:
             result = await asyncio.to_thread(work)
         except Exception as error:
             failure = error
-        with self._noting():
-            self._beside = None
+        with self._notifying():
+            self._background = None
         if failure is None:
             future.set_result(result)
         else:
@@ -334,7 +336,7 @@ class RolloutsAhead:
     async def _sample(self) -> None:
         self._load_weights(self._version(self._next))
         rollout = await self.collect(self._next, self._cursor)
-        with self._noting():
+        with self._notifying():
             self.state.pending.append(rollout)
             self._cursor += rollout.drawn
             self._next += 1

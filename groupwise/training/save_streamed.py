@@ -1,4 +1,4 @@
-"""A model folder from a stream of weights: of a sharded model no process ever has all of it."""
+"""Write a model folder from a stream of weights: no process ever holds a whole sharded model."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from torch import Tensor
 from groupwise.training.tensor_files import write_files
 
 FILE_BYTES = 2**30
-"""Of a model's files, of which several are in memory at once."""
+"""Size of a model's files; several are in memory at once."""
 
 
 def save_streamed(model: Any, weights: Iterable[tuple[str, Tensor]], folder: pathlib.Path) -> None:

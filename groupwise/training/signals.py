@@ -24,7 +24,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.requested: str | None = None
         self.at_once = False
-        """Whether to leave by `Interrupted` right where a signal arrives."""
+        """Whether a signal raises `Interrupted` at once."""
         self._asked_at = 0.0
         self._before: dict[signal.Signals, object] = {}
         self._show = sys.unraisablehook
@@ -43,16 +43,16 @@ class StopRequest:
             sys.unraisablehook = self._show
 
     def agreed(self, world: World) -> str | None:
-        """The signal that any rank was sent: all ranks ask at the same place, and stop there.
+        """The signal that any rank has received. A collective: all ranks call it.
 
-        One that arrives while they ask is not known to all of them: it stays for the next place.
+        A signal that arrives during the call is not known to all ranks: the next call returns it.
         """
         signaled = next(filter(None, world.gather(self.requested)), None)
         self.requested = signaled or self.requested
         return signaled
 
     def _keep(self, unraisable: "sys.UnraisableHookArgs") -> None:
-        """Python drops what is raised in `__del__` and the like: such a signal asks to stop."""
+        """Python drops exceptions raised in `__del__` and the like: remember that a signal came."""
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
             self.requested = self.requested or "a signal"
         else:

@@ -1,4 +1,4 @@
-"""All that must survive a crash. A checkpoint holds exactly this."""
+"""The training state: everything that must survive a crash, and so what a checkpoint holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,17 +19,18 @@ from groupwise.types import Group, group_from_json, to_json
 
 @dataclass
 class TrainState:
-    """Weights and moments, and a few numbers. Randomness is keyed by step, so no generator is here.
+    """Weights, moments and a few numbers. Randomness is keyed by step: there is no generator state.
 
-    `policy` is what answers, is saved and, as a rule, learns. Where ranks hold a model together,
-    `shards` is this rank's part of it, which learns, and `policy` a whole copy that follows; or,
-    where other processes sample, a shell without weights. (Of DeepSpeed's lower stages, which part
-    only what belongs to the optimizer, both are one model.)
-    `cursor` counts the problems drawn for the steps learned from. `pending` holds what was sampled
-    for the next steps, in their order, and not yet learned from. In flight, `cursor` counts all
-    problems drawn: those in `open` are to be sampled still, and `complete` are groups that wait to
-    be learned from, each by its problem's position in the order. `held` are the lines of
-    metrics.jsonl that wait for an evaluation; in a checkpoint, that of its own step.
+    `policy` samples, is saved and usually learns. Where a model is sharded over ranks, `shards` is
+    this rank's part, which learns; `policy` is then a full copy that gets the updated weights, or,
+    where other processes sample, a model without weights (on the meta device). With DeepSpeed's
+    stages 0 to 2, which shard only optimizer state, both are the same model.
+
+    `cursor` counts the problems drawn for the steps learned from. `pending` are rollouts of the
+    next steps, in order, that are sampled and not learned from. In flight, `cursor` counts all
+    problems drawn; `open` are the positions of problems that are still to be sampled, `complete`
+    the groups that wait to be learned from, by position. `held` are lines of metrics.jsonl that
+    wait for an evaluation; in a checkpoint that is the line of its own step.
     """
 
     policy: Policy
@@ -50,37 +51,37 @@ class TrainState:
     settings: dict[str, Any] = field(default_factory=dict)
     """The run's config as plain values: should config.yaml be lost, a checkpoint still has it."""
     exchange: Exchange | None = None
-    """How ranks bring their groups together; not part of a checkpoint."""
+    """Sends groups between ranks; not part of a checkpoint."""
     budget: TokenBudget = field(default_factory=TokenBudget)
-    """Tokens that go through the model at once; not part of a checkpoint."""
+    """How many tokens go through the model at once; not part of a checkpoint."""
 
     @property
     def learner(self) -> Policy:
         return self.shards or self.policy
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What an engine samples from, one tensor at a time. Where ranks hold the model together
-        and none has it whole, all of them read the weights together."""
+        """The weights for an engine, one tensor at a time. Where no rank has the whole model, this
+        is a collective: all ranks iterate together."""
         if self.is_whole:
             yield from trained_weights(self.policy).items()
         else:
             yield from self.optimizer.full_weights()
 
     def publish(self, engine: Engine) -> None:
-        """The engine samples from the present weights from now on."""
+        """Load the present weights into the engine."""
         weights = self.weights()
         engine.load_weights(self.step, weights)
-        for _ in weights:  # an engine that has them already reads none, and other ranks do
+        for _ in weights:  # an engine that has them already reads none, and other ranks iterate
             pass
 
     @property
     def is_whole(self) -> bool:
-        """Whether `policy` has its weights; else they are in the shards alone."""
+        """Whether `policy` has its weights; else only the shards have them."""
         return not any(weight.is_meta for weight in self.policy.model.parameters())
 
     def numbers(self) -> dict[str, Any]:
         """The part that is not tensors, as JSON values. All ranks call it; rank 0 gets it whole."""
-        parted = self.exchange is not None and self.exchange.in_shares
+        parted = self.exchange is not None and self.exchange.each_rank_samples
         complete = Rollout(list(self.complete.values()), 0, tuple(self.complete), int(parted))
         pending = [*self.pending, complete]
         if self.exchange is not None:
@@ -95,8 +96,8 @@ class TrainState:
             "open": self.open,
             "held": self.held,
             "complete": [
-                [place, to_json(group)]
-                for place, group in zip(complete.places, complete.groups, strict=True)
+                [position, to_json(group)]
+                for position, group in zip(complete.group_indices, complete.groups, strict=True)
             ],
             "settings": self.settings,
         }
@@ -108,7 +109,9 @@ class TrainState:
             Rollout([group_from_json(group) for group in step["groups"]], step["drawn"])
             for step in data["pending"]
         ]
-        self.complete = {place: group_from_json(group) for place, group in data.get("complete", [])}
+        self.complete = {
+            position: group_from_json(group) for position, group in data.get("complete", [])
+        }
         self.open = data.get("open", [])
         self.held = data.get("held", [])
 

@@ -51,7 +51,7 @@ def grpo_step(
     # Old and reference log-probs: what must be known before the first update, where it is needed.
     with phase("logprobs"):
         batch = rollout_batch(rollout.groups, config)
-        batch = replace(batch, places=rollout.places, total=rollout.total)
+        batch = replace(batch, group_indices=rollout.group_indices, group_total=rollout.group_total)
         batch = annotate(batch, state, config)
 
     # How much better is each answer than the others of its group?

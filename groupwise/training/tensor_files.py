@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FILE_BYTES = 2**29
-"""A file holds about so much if nothing else is asked for, or one tensor that is larger."""
+"""The default size of a file; a larger tensor has a file of its own."""
 WRITERS = min(8, os.cpu_count() or 1)
-"""Files that are written, or read, at once. A GPU's tensors take FILE_BYTES of memory in each."""
+"""Files that are written or read at once. Of a GPU's tensors each takes FILE_BYTES of memory."""
 _ALIGNED = 64
 
 
@@ -79,7 +79,7 @@ def _write(
             buffer = torch.empty(size, dtype=torch.uint8).fill_(0)
         save_file(_on_cpu(part, buffer), path, metadata={"format": "pt"})
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # here, beside the others' copying
+            os.fsync(file.fileno())  # in this thread, while others copy
     finally:
         buffers.put(buffer)
 

@@ -23,7 +23,7 @@ from groupwise.objective.loss import Metrics, policy_loss
 from groupwise.objective.objective import Objective
 from groupwise.policy.compiled import compiled_layers, compiles_training
 from groupwise.policy.forward import answer_logprobs
-from groupwise.policy.logprobs import batch_logprobs, with_blanks
+from groupwise.policy.logprobs import batch_logprobs, with_dummies
 from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.packing import microbatches
 from groupwise.rollout.noise import answer_key
@@ -146,7 +146,7 @@ def accumulate(
     budget = tokens_at_once or config.batch.tokens_per_microbatch
     micros = microbatches(own, policy.layout, budget, policy.pad_id)
     denominator = replace(batch.denominator, microbatches=sum(world.gather(len(micros))))
-    micros = with_blanks(policy, micros)
+    micros = with_dummies(policy, micros)
     zero = torch.zeros((), device=policy.device)
     totals: Metrics = {"loss": (zero, zero + 1)}
     fused = compiles_training(policy.device, config)
@@ -159,7 +159,7 @@ def accumulate(
                 config.rollout.temperature,
                 entropy_grad=objective.uses_entropy,
             )
-            loss, metrics = logprobs_BT.sum() * 0, {}  # of a blank micro-batch
+            loss, metrics = logprobs_BT.sum() * 0, {}  # of a dummy micro-batch
             if micro.members:
                 loss, metrics = policy_loss(
                     logprobs_BT, entropies_BT, micro, objective, entropy_weight

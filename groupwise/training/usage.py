@@ -30,7 +30,7 @@ class Usage:
             self._utilization = gpu_utilization
         self._seen: list[float] = []
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="usage", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="usage", daemon=True)
         self._clocks = time.process_time(), time.perf_counter()
 
     def __enter__(self) -> "Usage":
@@ -43,7 +43,7 @@ class Usage:
         if self._thread.is_alive():
             self._thread.join()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         assert self._utilization is not None
         while not self._done.wait(SECONDS):
             try:

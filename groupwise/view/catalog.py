@@ -33,7 +33,7 @@ class Run:
         except (OSError, RuntimeError):  # RuntimeError: a link that leads back to itself
             inside = False
         if not inside:
-            raise FileNotFoundError(f"{'/'.join(parts)} leads out of the run folder")
+            raise FileNotFoundError(f"{'/'.join(parts)} is outside the run folder")
         return path
 
 

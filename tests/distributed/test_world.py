@@ -20,7 +20,7 @@ from groupwise.distributed.slurm import adopt_slurm, first_host
 from groupwise.distributed.world import ALONE, World, even_shares, lost_ranks
 from groupwise.errors import ConfigError, RankLost
 from groupwise.objective.assign import assign_advantages
-from groupwise.policy.logprobs import with_blanks
+from groupwise.policy.logprobs import with_dummies
 from groupwise.policy.packing import microbatches
 from groupwise.rollout.groups import Rollout
 from groupwise.training.exchange import Exchange, assign_over_ranks, own_share
@@ -104,15 +104,15 @@ def test_groups_that_one_rank_sampled_are_handed_out_once_and_come_back_whole(
     sampled = Rollout(groups, count + 1)
 
     def work(world: World) -> object:
-        exchange = Exchange(world, problems, in_shares=False)
+        exchange = Exchange(world, problems, each_rank_samples=False)
         own = exchange.scatter(sampled if world.first else Rollout([], 0), minibatches)
         return own, exchange.gather([own])
 
     shares, whole = zip(*in_threads(3, work), strict=True)  # pyright: ignore
-    assert sorted(place for own in shares for place in own.places) == list(range(count))
-    assert {(own.drawn, own.total) for own in shares} == {(count + 1, count)}
+    assert sorted(place for own in shares for place in own.group_indices) == list(range(count))
+    assert {(own.drawn, own.group_total) for own in shares} == {(count + 1, count)}
     for own in shares:
-        assert own.groups == [groups[place] for place in own.places]
+        assert own.groups == [groups[place] for place in own.group_indices]
     assert whole[0][0].groups == groups and whole[1:] == ([], [])
 
 
@@ -124,7 +124,9 @@ def test_advantages_over_ranks_are_those_of_the_whole_step(scale: str) -> None:
 
     def work(world: World) -> object:
         own = own_share(Rollout(groups, 3), world)
-        batch = replace(make_batch(own.groups), places=own.places, total=own.total)
+        batch = replace(
+            make_batch(own.groups), group_indices=own.group_indices, group_total=own.group_total
+        )
         return assign_over_ranks(batch, config.algorithm, weights, world).groups
 
     shares = in_threads(4, work)  # one has none
@@ -163,7 +165,7 @@ def test_a_blank_pass_leaves_the_gradient_alone() -> None:
     accumulate(groups, plain, config)
     more = replace(padded, passes=lambda count: count + 2)
     nothing = microbatches(make_batch([]), more.layout, 1)
-    assert [bool(p.members) for p in with_blanks(more, nothing)] == [False, False]
+    assert [bool(p.members) for p in with_dummies(more, nothing)] == [False, False]
     metrics = accumulate(groups, more, config)
     assert metrics is not None
     for ours, theirs in zip(plain.model.parameters(), padded.model.parameters(), strict=True):

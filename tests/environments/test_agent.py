@@ -186,7 +186,7 @@ def test_functions_that_fail_cost_their_own_episode() -> None:
         "exits": "raised SystemExit",
         "lies": "the agent gave the reward 'nan'",
         "says both": "one of the two",
-        "says nothing of use": "no reward",
+        "says nothing of use": "not a reward",
         "sleeps": "did not ask the model again or end within 3 s",
         "blocks": "did not ask the model again or end within 3 s",
         "refused": "temperature=0.3",

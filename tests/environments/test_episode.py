@@ -316,8 +316,8 @@ def test_a_slow_tool_blocks_nobody_else() -> None:
 
 
 def test_no_more_episodes_run_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    # None lends its place, however slow the machine is.
-    monkeypatch.setattr("groupwise.environments.places.LEND_SECONDS", 600.0)
+    # No slot counts as idle, however slow the machine is.
+    monkeypatch.setattr("groupwise.environments.slots.IDLE_SECONDS", 600.0)
     running, most = 0, 0
     lock = threading.Lock()
 

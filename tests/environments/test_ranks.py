@@ -35,7 +35,9 @@ def test_credit_is_that_of_one_process(scale: str, turn_weight: float | None) ->
 
     def work(world: Any) -> object:
         own = own_share(Rollout(groups, 3), world)
-        batch = replace(make_batch(own.groups), places=own.places, total=own.total)
+        batch = replace(
+            make_batch(own.groups), group_indices=own.group_indices, group_total=own.group_total
+        )
         return assign_over_ranks(batch, objective, {"r": 1.0}, world, turn_weight).groups
 
     assert in_threads(4, work) == [whole.groups[n : n + 1] for n in range(4)]

@@ -15,7 +15,7 @@ from groupwise.environments.trl import trl_environment
 from groupwise.errors import ConfigError
 from groupwise.load import load_parts
 from groupwise.recipe import load_recipe
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.training.collect import collect_step
 from groupwise.types import Problem
 
@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_episodes() -> None:
     def answers() -> Any:
         environment = EnvironmentFactory("Feedback", Feedback)
         with load_parts(config, environment=environment) as parts:
-            groups = wait_for(collect_step(parts, 0, 0)).groups
+            groups = run_sync(collect_step(parts, 0, 0)).groups
         # Which requests are computed together depends on time, and that rounds log-probs.
         return [(c.tokens, c.sampled, c.episode) for group in groups for c in group.completions]
 
@@ -139,7 +139,7 @@ def test_a_recipe_names_tools_and_its_code_must_be_trusted(tmp_path: pathlib.Pat
     config = load_recipe(str(recipe), SMALL, trust_code=True)
     with load_parts(config) as parts:
         assert parts.episodes is not None and parts.episodes.limits.max_turns == 3
-        groups = wait_for(collect_step(parts, 0, 0)).groups
+        groups = run_sync(collect_step(parts, 0, 0)).groups
     text = parts.policy.tokenizer.decode(list(groups[0].prompt_tokens))
     assert '"plus"' in text, "the embedded model's template shows no tools: they are described"
     assert all(c.episode is not None for group in groups for c in group.completions)
@@ -160,14 +160,14 @@ def test_what_is_typed_needs_no_mark(tmp_path: pathlib.Path) -> None:
     config = load_recipe("demo", [*SMALL, f"environment.factory={tmp_path}/typed_env.py:Box"])
     assert config.environment.kind == "trl"
     with load_parts(config) as parts:
-        groups = wait_for(collect_step(parts, 0, 0)).groups
+        groups = run_sync(collect_step(parts, 0, 0)).groups
     assert groups[0].scores["Box"] == (1.0,) * 3
 
 
 def test_an_environment_alone_may_give_the_reward() -> None:
     config = load_recipe("demo", [*SMALL, "rewards=[]", f"environment={__file__}:Feedback"])
     with load_parts(config) as parts:
-        groups = wait_for(collect_step(parts, 0, 0)).groups
+        groups = run_sync(collect_step(parts, 0, 0)).groups
     assert all(2 <= reward <= 4 for group in groups for reward in group.rewards if reward)
     assert [list(group.scores) for group in groups] == [["Feedback"]] * 2
     with pytest.raises(ConfigError, match="at least one reward"):
@@ -197,7 +197,7 @@ def test_a_reward_of_the_environment_s_name_is_refused() -> None:
 def test_temperatures_are_spread_over_episodes() -> None:
     config = load_recipe("demo", [*SMALL, "rollout.temperature_spread=[0.5,1.5]"])
     with load_parts(config, environment=EnvironmentFactory("Feedback", Feedback)) as parts:
-        (group, _) = wait_for(collect_step(parts, 0, 0)).groups
+        (group, _) = run_sync(collect_step(parts, 0, 0)).groups
     assert [completion.temperature for completion in group.completions] == [0.5, 1.0, 1.5]
 
 

@@ -29,7 +29,7 @@ from groupwise.environments.trl import trl_environment
 from groupwise.errors import ConfigError
 from groupwise.load import load_parts
 from groupwise.recipe import load_recipe
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.tasks.catalog import build_task
 from groupwise.training.collect import collect_step
 from groupwise.types import Episode, Group, Problem, Sampling
@@ -124,7 +124,7 @@ def test_the_task_of_such_an_environment_has_no_data() -> None:
         "rollout.max_prompt_tokens=4096",
     ]
     with load_parts(load_recipe("demo", overrides)) as parts:
-        groups = wait_for(collect_step(parts, 0, 0)).groups
+        groups = run_sync(collect_step(parts, 0, 0)).groups
         prompts = [parts.policy.tokenizer.decode(list(g.prompt_tokens)) for g in groups]
     numbers = [re.findall(r"Say (\d+)\.", prompt) for prompt in prompts]
     assert numbers[0] and numbers[1] and numbers[0] != numbers[1], "a number for each group"

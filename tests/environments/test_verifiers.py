@@ -19,7 +19,7 @@ from groupwise.environments.verifiers import verifiers_environment
 from groupwise.errors import ConfigError
 from groupwise.load import load_parts
 from groupwise.recipe import parse
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.tasks import json_lines_process
 from groupwise.tasks.verifiers import verifiers_task
 from groupwise.training.collect import collect_step
@@ -178,7 +178,7 @@ def test_a_run_trains_with_an_environment_of_verifiers() -> None:
         ],
     )
     with load_parts(config) as parts:
-        groups = wait_for(collect_step(parts, 0, 0)).groups
+        groups = run_sync(collect_step(parts, 0, 0)).groups
         assert parts.task.name == "verifiers_own"
     assert [len(group.scores["verifiers_own"]) for group in groups] == [2, 2]
     prompt = parts.policy.tokenizer.decode(list(groups[0].prompt_tokens))

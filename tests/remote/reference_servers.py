@@ -17,9 +17,9 @@ class Running:
 
 
 @contextmanager
-def in_thread(policy: Policy, *, tokens: int = 4096, places: int = 8) -> Iterator[Running]:
+def in_thread(policy: Policy, *, tokens: int = 4096, queue_size: int = 8) -> Iterator[Running]:
     """One at a time may compute: models of one process share the way that attention is routed."""
-    model = ReferenceModel(policy, tokens, places)
+    model = ReferenceModel(policy, tokens, queue_size)
     with served(reference_app(model, TOKEN)) as url:
         yield Running(url, model)
 

@@ -30,7 +30,7 @@ RUN = "a-run-of-the-tests"
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[str]:
-    with reference_servers.in_thread(random_policy(), places=8) as server:
+    with reference_servers.in_thread(random_policy(), queue_size=8) as server:
         yield server.url
 
 

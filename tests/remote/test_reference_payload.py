@@ -155,7 +155,7 @@ def test_sizes_are_bounded() -> None:
         decode_request(
             encode_request(question), ReferenceLimits(exact - 1, ModelLimits(VOCAB, None))
         )
-    with pytest.raises(PayloadTooLarge, match="places"):
+    with pytest.raises(PayloadTooLarge, match="positions"):
         decode_request(encode_request(question), ReferenceLimits(exact, ModelLimits(VOCAB, 5)))
     with pytest.raises(PayloadTooLarge, match="bytes"):
         decode_request(b"\x00" * (LIMITS.body_bytes + 1), LIMITS)

@@ -180,7 +180,7 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
 
     groups = random_groups(1, 2)
     body = encode_request(LogprobsRequest(tuple(groups), 1.0, "padded", True))
-    with in_thread(random_policy(), places=1) as server:
+    with in_thread(random_policy(), queue_size=1) as server:
         reference = remote(server, timeout=20)
         monkeypatch.setattr(server_module, "batch_logprobs", held)
         asking = [threading.Thread(target=send, args=(server, "POST", "/logprobs", body))]

@@ -20,7 +20,7 @@ from groupwise.remote.sparse_weights import (
     encode_difference,
     tensor_hash,
     to_gaps,
-    to_places,
+    to_indices,
     weights_hash,
 )
 
@@ -76,12 +76,12 @@ def test_any_sequence_of_updates_arrives_to_the_bit(data: st.DataObject) -> None
         assert difference.checksum() == published.checksum == str(weights_hash(trained))
 
 
-def difference_of(weights: dict[str, Tensor], *places: int) -> tuple[bytes, PublishedWeights]:
+def difference_of(weights: dict[str, Tensor], *indices: int) -> tuple[bytes, PublishedWeights]:
     published = PublishedWeights()
     published.update(1, weights.items())
     changed = copies(weights)
-    for place in places:
-        changed["w"].view(-1)[place] += 1
+    for index in indices:
+        changed["w"].view(-1)[index] += 1
     published.update(2, changed.items())
     assert published.difference is not None
     return published.difference, published
@@ -107,13 +107,13 @@ def test_what_is_damaged_on_its_way_changes_no_weight(data: st.DataObject) -> No
 
 @given(st.integers(0, 899), st.sampled_from([0.5, -0.0, float("nan")]))
 @settings(max_examples=40, deadline=None)
-def test_what_is_meant_for_other_weights_changes_none(place: int, value: float) -> None:
+def test_what_is_meant_for_other_weights_changes_none(index: int, value: float) -> None:
     body, _ = difference_of({"w": torch.arange(1, 901).bfloat16()}, 3)
     other = {"w": torch.arange(1, 901).bfloat16()}
-    other["w"][place] = value
+    other["w"][index] = value
     before = copies(other)
     if not same(other, {"w": torch.arange(1, 901).bfloat16()}):
-        with pytest.raises(DifferenceRefused, match="not those of the base"):
+        with pytest.raises(DifferenceRefused, match="not the base of"):
             WeightsDifference(body, other)
     assert same(other, before)
 
@@ -125,12 +125,12 @@ def test_what_is_meant_for_other_weights_changes_none(place: int, value: float) 
 )
 def test_other_models_refuse_it(other: dict[str, Tensor]) -> None:
     body, _ = difference_of({"w": torch.arange(900).bfloat16()}, 3, 800)
-    with pytest.raises(DifferenceRefused, match="no difference of these weights"):
+    with pytest.raises(DifferenceRefused, match="not a difference of these weights"):
         WeightsDifference(body, other)
 
 
 def test_values_that_were_swapped_are_noticed() -> None:
-    """A sum that did not tell places apart would be the same."""
+    """A sum that did not tell indices apart would be the same."""
     weights = {"w": torch.zeros(2000, dtype=torch.bfloat16)}
     values = np.array([16256, 16384], dtype=np.int16)
     right, wrong = (Change(np.array([4, 1500]), v) for v in (values, values[::-1].copy()))
@@ -142,9 +142,9 @@ def test_values_that_were_swapped_are_noticed() -> None:
 
 
 @given(st.lists(st.integers(0, 5000), unique=True).map(sorted))
-def test_gaps_are_the_places(places: list[int]) -> None:
-    found = to_places(to_gaps(np.array(places, dtype=np.int64)))
-    assert found.tolist() == places
+def test_gaps_are_the_places(indices: list[int]) -> None:
+    found = to_indices(to_gaps(np.array(indices, dtype=np.int64)))
+    assert found.tolist() == indices
 
 
 def test_gaps_are_bytes_also_where_they_are_long() -> None:
@@ -156,9 +156,9 @@ def test_the_hash_follows_from_what_changed(size: int) -> None:
     weight = torch.arange(1, size + 1).half()
     changed = weight.clone()
     changed[-1] += 1
-    places = np.array([size - 1])
-    change = Change(places, changed.view(torch.int16).numpy()[places])
-    by = change_hash("w", change, weight.view(torch.int16).numpy()[places])
+    indices = np.array([size - 1])
+    change = Change(indices, changed.view(torch.int16).numpy()[indices])
+    by = change_hash("w", change, weight.view(torch.int16).numpy()[indices])
     assert (tensor_hash("w", weight) + by) % 2**64 == tensor_hash("w", changed)
     assert tensor_hash("w", weight) != tensor_hash("v", weight)
 
@@ -166,8 +166,8 @@ def test_the_hash_follows_from_what_changed(size: int) -> None:
 def test_two_percent_of_changes_are_a_few_percent_of_the_bytes() -> None:
     torch.manual_seed(0)
     weights = {"w": torch.randn(1000, 300).bfloat16()}
-    places = torch.randperm(300_000)[:6000].tolist()
-    body, published = difference_of(weights, *places)
+    indices = torch.randperm(300_000)[:6000].tolist()
+    body, published = difference_of(weights, *indices)
     assert len(body) < 0.035 * weights["w"].nbytes
     rows = load(body)
     assert len(rows["w.values"]) == int((published.weights["w"] != weights["w"]).sum())

@@ -159,7 +159,7 @@ def test_broken_orders_are_refused_with_the_reason(wrong: bytes, says: str) -> N
 
 def test_answers_that_the_model_has_no_places_for_are_refused() -> None:
     long = GenerateRequest((Request((5,) * 100, (1,)),), Sampling(30), "a-run-of-tests", 0)
-    with pytest.raises(PayloadTooLarge, match="128 places"):
+    with pytest.raises(PayloadTooLarge, match="128 positions"):
         decode_request(encode_request(long), LIMITS)
 
 
@@ -170,16 +170,16 @@ def test_answers_that_the_model_has_no_places_for_are_refused() -> None:
         ({"header": {"run": '"another"'}}, "this run"),
         ({"tokens": ints(1, 2, VOCAB)}, "0 to 60"),
         ({"parts": ints(1, 2)}, "add up"),
-        ({"parts": ints(1)}, "not 2 answers"),
+        ({"parts": ints(1)}, "not hold 2 answers"),
         ({"parts": ints(2, 0)}, r"parts\.1"),
-        ({"starts": ints(0, 1)}, "do not follow"),
-        ({"starts": ints(0, 0, 0)}, "has a version"),
+        ({"starts": ints(0, 1)}, "do not join"),
+        ({"starts": ints(0, 0, 0)}, "starts and versions"),
         ({"versions": longs(3, -1)}, r"versions\.1"),
         *(({"logprobs": torch.tensor([-1, x, -1])}, "finite number") for x in NOT_FINITE),
         ({"logprobs": torch.zeros(2)}, "add up"),
         ({"lengths": ints(5, -2)}, r"lengths\.1"),
         ({"stops": torch.tensor([0, 3], dtype=torch.uint8)}, r"stops\.1"),
-        ({"stops": torch.tensor([0], dtype=torch.uint8)}, "not 2 answers"),
+        ({"stops": torch.tensor([0], dtype=torch.uint8)}, "not hold 2 answers"),
         ({"tokens": torch.ones(3)}, "one row of torch.int32"),
     ],
 )
@@ -290,7 +290,7 @@ def test_torn_and_overlong_streams_and_huge_headers_are_refused() -> None:
     with pytest.raises(BadPayload, match="no safetensors file"):
         receive([(1 << 40).to_bytes(8, "little")], sent)
     header = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}}'
-    with pytest.raises(BadPayload, match="does not lie behind"):
+    with pytest.raises(BadPayload, match="does not start where"):
         receive([len(header).to_bytes(8, "little") + header], sent)
 
 

@@ -129,7 +129,7 @@ def test_of_an_adapter_only_its_weights_travel(caplog: pytest.LogCaptureFixture)
         other = engine(server, random_like_tiny(), compile="none")
         sync(other, 0)
         assert generate(far, asked, Sampling(8)) == generate(near, asked, Sampling(8))
-        assert "another run has begun with it since" in caplog.text
+        assert "another run uses it now" in caplog.text
 
 
 def random_like_tiny() -> Policy:
@@ -190,7 +190,7 @@ def test_who_asks_for_other_weights_is_told_which_there_are(running: Running) ->
         lambda: sampled(mine, asked, 61),
         lambda: send_weights(mine, weights, asked.run, 4),
     ):
-        with pytest.raises(ServerUnavailable, match="another run has begun"):
+        with pytest.raises(ServerUnavailable, match="another run uses it"):
             work()
 
 

@@ -18,13 +18,14 @@ def test_every_built_in_reward_can_be_loaded_and_called(name: str) -> None:
     assert not signature_of(load_object(resolve(name), what="reward")).batch
 
 
-def test_files_count_from_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_count_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("def f(completion): return 3\n")
-    reference = resolve("mine.py:f", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    reference = resolve("mine.py:f")
     assert reference == f"{(tmp_path / 'mine.py').resolve()}:f"
     assert load_object(reference, what="reward")("x") == 3
-    monkeypatch.chdir(tmp_path)
-    assert resolve("mine.py:f") == reference
     assert resolve(f".{os.sep}mine.py:f") == reference
 
 
@@ -44,7 +45,10 @@ def test_modules_are_found_by_their_dotted_name() -> None:
         ("mime.py:f", "(did you mean 'mine.py'?)"),
     ],
 )
-def test_unknown_names_get_the_nearest_one(tmp_path: Path, name: str, message: str) -> None:
+def test_unknown_names_get_the_nearest_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
     (tmp_path / "mine.py").write_text("def f(completion): return 3\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RewardError, match=re.escape(message)):
-        resolve(name, tmp_path)
+        resolve(name)

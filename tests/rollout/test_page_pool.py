@@ -32,7 +32,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=13))
     def begin(self, tokens: list[int]) -> None:
         context = np.array(tokens)
-        held = self.pool.match(context)
+        held = self.pool.match_prefix(context)
         for n, page in enumerate(held):
             assert self.content[page] == tuple(tokens[: (n + 1) * PAGE])
         assert len(held) * PAGE < len(tokens)
@@ -45,7 +45,7 @@ class Sharing(RuleBasedStateMachine):
         pages = held + self.pool.alloc(new)
         for n in range(len(held), len(tokens) // PAGE):
             self.content[pages[n]] = tuple(tokens[: (n + 1) * PAGE])
-        self.pool.name(context, pages)
+        self.pool.add_prefix(context, pages)
         self.holders.append((context, pages))
 
     @precondition(lambda self: self.holders)
@@ -64,17 +64,17 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def change_weights(self) -> None:
-        self.pool.forget_names()
+        self.pool.clear_prefix_cache()
         self.content.clear()
-        assert not self.pool.kept and self.pool.match(np.zeros(9)) == []
+        assert not self.pool.cached and self.pool.match_prefix(np.zeros(9)) == []
 
     @invariant()
     def counts_are_right(self) -> None:
         pool = self.pool
         held = [page for _, pages in self.holders for page in pages]
         assert pool.counts == {page: held.count(page) for page in set(held)}
-        assert pool.in_use + len(pool.kept) + pool.free == max(pool.capacity - 1, 0)
-        assert not set(pool.kept) & set(held) and not set(pool.returned) & {*held, *pool.kept}
+        assert pool.in_use + len(pool.cached) + pool.free == max(pool.capacity - 1, 0)
+        assert not set(pool.cached) & set(held) and not set(pool.free_pages) & {*held, *pool.cached}
         assert 0 not in held and pool.capacity <= LIMIT
 
 
@@ -87,21 +87,21 @@ def test_the_least_recently_used_pages_go_first_and_last_pages_before_first_ones
     assert pool.reserve(11)
     for tokens in (old, new):
         pages = pool.alloc(len(tokens) // PAGE)
-        pool.name(tokens, pages)
+        pool.add_prefix(tokens, pages)
         pool.release(pages)
-    (held,) = [pool.match(old[: PAGE + 1])]
-    assert len(held) == 1 and len(pool.kept) == 10 and pool.free == 3
+    (held,) = [pool.match_prefix(old[: PAGE + 1])]
+    assert len(held) == 1 and len(pool.cached) == 10 and pool.free == 3
     assert pool.reserve(6)  # three of the old ones go, the last first
     pool.release(held)
-    assert [len(pool.match(np.append(tokens, 0))) for tokens in (old, new)] == [3, 5]
+    assert [len(pool.match_prefix(np.append(tokens, 0))) for tokens in (old, new)] == [3, 5]
 
 
 def test_pages_that_nobody_uses_are_kept_while_they_are_no_more_than_those_in_use() -> None:
     pool = page_pool()
     assert pool.reserve(4)
     first, second = pool.alloc(2), pool.alloc(2)
-    pool.name(np.zeros(2 * PAGE), first)
+    pool.add_prefix(np.zeros(2 * PAGE), first)
     pool.release(first)
-    assert pool.reserve(2) and pool.capacity == 2 * CHUNK and len(pool.kept) == 2
+    assert pool.reserve(2) and pool.capacity == 2 * CHUNK and len(pool.cached) == 2
     pool.release(second)
-    assert pool.reserve(8) and pool.capacity == 2 * CHUNK and len(pool.kept) == 1
+    assert pool.reserve(8) and pool.capacity == 2 * CHUNK and len(pool.cached) == 1

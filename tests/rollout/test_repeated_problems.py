@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from groupwise.load import load_parts
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.rollout.groups import Prompted, Rollout
 from groupwise.training import collect
 from groupwise.types import Group
@@ -13,7 +13,7 @@ from runs import small_config
 
 
 def collect_step(*args: Any) -> Rollout:
-    return wait_for(collect.collect_step(*args))
+    return run_sync(collect.collect_step(*args))
 
 
 def test_a_problem_drawn_twice_in_a_step_gets_two_groups_of_answers() -> None:

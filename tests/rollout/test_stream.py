@@ -135,7 +135,7 @@ def test_an_answer_that_does_not_fit_even_alone_says_so_and_others_go_on() -> No
         return await asyncio.gather(*calls, return_exceptions=True)
 
     grown, long_prompt, fits = asyncio.run(scenario())
-    assert isinstance(grown, ModelError) and "up to 53 tokens does not fit" in str(grown)
+    assert isinstance(grown, ModelError) and "up to 53 tokens do not fit" in str(grown)
     assert isinstance(long_prompt, ModelError) and "up to 54 tokens" in str(long_prompt)
     assert len(fits[0].tokens) == 9 and scheduler_of(engine).pool.in_use == 0
 
@@ -303,7 +303,7 @@ def test_steps_are_launched_ahead_but_not_when_an_answer_that_waits_is_to_start(
             await asyncio.sleep(0)
             if (scheduler := engine.scheduler) is not None:
                 waits = bool(scheduler.waiting or scheduler.prefilled)
-                waits &= scheduler.held_steps + MULTI_STEP > ADMIT_EVERY
+                waits &= scheduler.steps_since_admission + MULTI_STEP > ADMIT_EVERY
                 unread[waits].append(scheduler.decoder.unread)
 
     asyncio.run(scenario())
@@ -420,7 +420,7 @@ def test_whatever_comes_all_pages_are_free_in_the_end(data: st.DataObject) -> No
     if engine.scheduler is not None:
         scheduler = engine.scheduler
         assert scheduler.pool.in_use == 0 and not scheduler.waiting and not scheduler.prefilled
-        assert scheduler.pool.free + len(scheduler.pool.kept) == scheduler.pool.capacity - 1
+        assert scheduler.pool.free + len(scheduler.pool.cached) == scheduler.pool.capacity - 1
 
 
 def test_tokens_are_told_as_they_are_drawn_also_of_answers_that_had_to_wait() -> None:

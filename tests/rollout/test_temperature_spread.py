@@ -10,8 +10,8 @@ import torch
 from groupwise.errors import ConfigError
 from groupwise.policy.policy import Policy
 from groupwise.policy.token_logprobs import token_logprobs
-from groupwise.rollout.engine import Engine, wait_for
-from groupwise.rollout.groups import sample_group
+from groupwise.rollout.engine import Engine, run_sync
+from groupwise.rollout.groups import GroupSampling, sample_group
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.sampling import spread_temperatures
 from groupwise.rollout.transformers import TransformersEngine
@@ -26,14 +26,10 @@ PROMPTED = [(Problem(f"p{i}", "?"), tuple(range(3, 7 + i))) for i in range(3)]
 
 def sample_groups(engine: Engine, policy: Policy, **options: Any) -> list[Group]:
     async def gather() -> list[Group]:
-        sampling = Sampling(max_tokens=9)
-        groups = [
-            sample_group(prompted, engine, policy, sampling, seed=1, step=0, **options)
-            for prompted in PROMPTED
-        ]
-        return await asyncio.gather(*groups)
+        how = GroupSampling(engine, policy, Sampling(max_tokens=9), seed=1, **options)
+        return await asyncio.gather(*(sample_group(prompted, 0, how) for prompted in PROMPTED))
 
-    return wait_for(gather())
+    return run_sync(gather())
 
 
 def test_temperatures_are_spread_evenly_from_the_lower_one() -> None:

@@ -14,7 +14,7 @@ from groupwise.errors import RewardError
 from groupwise.load import Parts, load_parts
 from groupwise.policy.load import Policy
 from groupwise.rewards.base import Reward
-from groupwise.rollout.engine import wait_for
+from groupwise.rollout.engine import run_sync
 from groupwise.rollout.groups import Rollout
 from groupwise.training.clock import Clock
 from groupwise.training.collect import collect_step
@@ -82,13 +82,13 @@ def test_dynamic_sampling_draws_what_rounds_would_draw_whatever_the_timing(
         expected = in_rounds(parts, 3, 2)
         assert expected.drawn > 5, "nothing had to be replaced"
         for _ in range(8):
-            assert wait_for(collect_step(parts, 3, 2)) == expected
+            assert run_sync(collect_step(parts, 3, 2)) == expected
         assert isinstance(parts.engine, Delayed) and parts.engine.most == 5
 
 
 def test_without_it_groups_come_in_the_order_of_their_problems() -> None:
     with parts_for() as parts:
-        rollout = wait_for(collect_step(parts, 0, 7))
+        rollout = run_sync(collect_step(parts, 0, 7))
         problems = draw(parts.problems["train"], 7, 5, parts.config.seed)
     assert [group.problem for group in rollout.groups] == [problem for problem, _ in problems]
     assert rollout.drawn == 5
@@ -105,7 +105,7 @@ def test_rewards_are_scored_while_other_answers_are_sampled() -> None:
     with parts_for(reward=slow) as parts, Clock() as clock:
         assert isinstance(parts.engine, Delayed)
         parts.engine.pause = 1.0
-        wait_for(collect_step(parts, 0, 0))
+        run_sync(collect_step(parts, 0, 0))
     assert len(calls) > 1 and sum(calls) == 20
     assert clock.phases["reward"] < 0.05 * len(calls)  # the rest was hidden behind sampling
 
@@ -120,7 +120,7 @@ def test_answers_that_end_together_are_scored_in_one_call() -> None:
     with parts_for(reward=counted) as parts:
         assert isinstance(parts.engine, Delayed)
         parts.engine.pause = 0.0
-        wait_for(collect_step(parts, 0, 0))
+        run_sync(collect_step(parts, 0, 0))
     assert calls == [20]
 
 
@@ -136,4 +136,4 @@ def test_a_reward_that_fails_ends_the_step_and_what_it_still_samples() -> None:
     with parts_for(reward=fails) as parts:
         assert isinstance(parts.engine, Delayed)
         parts.engine.pause = 0.3
-        assert wait_for(run(parts)) == 0
+        assert run_sync(run(parts)) == 0

@@ -120,8 +120,8 @@ def test_flat_groups_are_replaced(tmp_path: pathlib.Path) -> None:
 
 MOMENTS = [
     ("groupwise.training.update:policy_loss", 5),
-    ("groupwise.training.collect:sample_group", 20),
-    ("groupwise.training.collect:score_groups", 9),
+    ("groupwise.training.in_flight:sample_group", 20),
+    ("groupwise.load:score_groups", 9),
     ("groupwise.training.tensor_files:save_file", 2),
     ("groupwise.tracking.run:RunFolder.log_metrics", 7),
     ("groupwise.tracking.whole:_sync_folder", 9),

@@ -8,7 +8,7 @@ import pytest
 
 import groupwise
 from groupwise.training.api import default_folder
-from groupwise.training.arguments import Given
+from groupwise.training.arguments import TrainArguments
 from runs import small_config
 
 
@@ -28,8 +28,14 @@ def test_without_out_every_config_has_a_folder_of_its_own_and_the_same_one_again
     monkeypatch.chdir(tmp_path)
     config = small_config("steps=1", "eval.k=1")
     result = groupwise.train(config, quiet=True)
-    assert result.folder == default_folder(Given(config)) and result.folder.parent.name == "runs"
+    assert (
+        result.folder == default_folder(TrainArguments(config))
+        and result.folder.parent.name == "runs"
+    )
     assert (result.model_folder / "model.safetensors").is_file()
     again = groupwise.train(config, quiet=True)
     assert again.summary == result.summary
-    assert default_folder(Given(small_config("steps=1", "eval.k=1", "seed=1"))) != result.folder
+    assert (
+        default_folder(TrainArguments(small_config("steps=1", "eval.k=1", "seed=1")))
+        != result.folder
+    )

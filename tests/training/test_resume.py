@@ -123,10 +123,10 @@ def test_killed_again_and_again_equals_never_killed(
 
 
 @pytest.mark.parametrize(
-    "wait_for", ["score_groups", pytest.param("update", marks=pytest.mark.slow)]
+    "run_sync", ["score_groups", pytest.param("update", marks=pytest.mark.slow)]
 )
 def test_sigterm_saves_rollouts_not_yet_learned_from(
-    wait_for: str,
+    run_sync: str,
     uninterrupted: pathlib.Path,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,8 +135,8 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
     from groupwise.training import collect, update
 
     folder, calls = tmp_path / "run", 0
-    module = collect if wait_for == "score_groups" else update
-    original = getattr(module, wait_for)
+    module = collect if run_sync == "score_groups" else update
+    original = getattr(module, run_sync)
 
     def stop_here(*args: object, **kwargs: object) -> object:
         nonlocal calls
@@ -146,14 +146,14 @@ def test_sigterm_saves_rollouts_not_yet_learned_from(
             time.sleep(0.01)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(module, wait_for, stop_here)
+    monkeypatch.setattr(module, run_sync, stop_here)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(CONFIG, folder, quiet=True)
     monkeypatch.undo()
     newest = newest_checkpoint(folder / "checkpoints")
     assert newest is not None
     pending = json.loads((newest / "state.json").read_text())["pending"]
-    assert [len(step["groups"]) for step in pending] == ([3] if wait_for == "score_groups" else [])
+    assert [len(step["groups"]) for step in pending] == ([3] if run_sync == "score_groups" else [])
     train(CONFIG, folder, quiet=True)
     assert fingerprint(folder) == fingerprint(uninterrupted)
 

@@ -160,7 +160,7 @@ class Stepping:
         time.sleep(self.pause * random.random())
         self.state.step += 1
         self.state.cursor += collected.drawn
-        self.ahead.follow()
+        self.ahead.policy_updated()
 
 
 @given(schedules, st.integers(1, 12), st.integers(0, 99))
@@ -176,11 +176,11 @@ def test_steps_are_sampled_in_order_by_the_weights_of_the_schedule(
         if rng.random() < 0.5:
             for _, earlier in evaluations:
                 earlier.result()
-            evaluations.append((at, trainer.ahead.beside(lambda: trainer.engine_has)))
+            evaluations.append((at, trainer.ahead.in_background(lambda: trainer.engine_has)))
         if rng.random() < 0.3:
             for version, earlier in evaluations:
                 assert version == at or earlier.result() == version
-            with trainer.ahead.settled():
+            with trainer.ahead.ready_to_save():
                 # All that older weights owe is there, and no step begins.
                 owed = [t for t in range(at, steps) if settings.version_for(t) < at]
                 assert len(trainer.state.pending) >= len(owed)
@@ -212,7 +212,7 @@ def test_what_fails_ahead_is_raised_when_its_step_is_wanted() -> None:
     trainer.learn()
     with pytest.raises(ModelError, match="no worker is left"):
         trainer.learn()
-    with pytest.raises(ModelError, match="no worker is left"), trainer.ahead.settled():
+    with pytest.raises(ModelError, match="no worker is left"), trainer.ahead.ready_to_save():
         pass
     trainer.thread.close()
     assert threading.active_count() < 20

@@ -1,9 +1,9 @@
-"""What lies in a GPU's memory while sampling and while updating, part by part, in bytes.
+"""The parts of a GPU's memory while sampling and while updating, in bytes.
 
-Written after the code that allocates it: what autograd keeps of a layer, what the optimizer owns,
-how large the sampler makes its cache and for how long. Two things surprise: the cache of the native
+It follows the code that allocates: what autograd keeps of a layer, what the optimizer holds, how
+large the KV cache of sampling is and for how long. Two things to know: the cache of the native
 engine stays between steps, so it counts in the update too; and the backward pass has several
-moments that may be its peak, of which the largest counts.
+possible peaks, of which the largest counts.
 """
 
 import math
@@ -24,19 +24,19 @@ WORKSPACE, GRAPH_WORKSPACES = 0.15 * GIB, 0.3 * GIB
 CONTEXT = 0.6 * GIB
 """CUDA itself, outside of torch's count."""
 SLACK = 0.07
-"""Of what comes and goes: holes between blocks in torch's allocator (measured: 4 to 9 %)."""
+"""Share of temporary tensors: fragmentation in torch's allocator (measured: 4 to 9 %)."""
 PROCESS = 0.5 * GIB
 """On a CPU: Python and its libraries."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU by part, in each phase at its fullest moment."""
+    """Bytes on one GPU by part, at the peak of each phase."""
 
     sampling: Parts
     update: Parts
     slack: float
-    """CUDA's context and the allocator's holes: beside what tensors take."""
+    """CUDA's context and fragmentation of the allocator, beside what tensors take."""
     host: float = 0.0
     """CPU memory for what is offloaded."""
 
@@ -197,15 +197,15 @@ def layer_kept(shape: Shape, job: Job, packed: bool | None = None) -> float:
     A norm keeps its input in fp32, the normalised input where its weight trains, and its output,
     which the next products need. Attention keeps queries, keys, values and its result; the MLP
     gate, its activation, up, and their product. Compiled layers compute half of that again. Where
-    FlashAttention cannot take all stretches at once (`packed`; not in fp32) they are cut out, and
-    an answer's keys are joined to its prompt's.
+    FlashAttention cannot take all sequences in one call (`packed`; not in fp32) they are copied
+    out, and an answer's keys are joined to its prompt's.
     """
     hidden, inner, size = shape.hidden, shape.intermediate, job.number
     attention = size * 2 * (shape.attention + shape.kv) + 4 * shape.heads
     packed = job.precision != "fp32" if packed is None else packed
     if not packed:
-        meetings = job.group_size * job.longest_row / max(job.group_tokens, 1)
-        attention += size * 2 * (shape.attention + shape.kv * meetings)
+        kv_repeats = job.group_size * job.longest_row / max(job.group_tokens, 1)
+        attention += size * 2 * (shape.attention + shape.kv * kv_repeats)
     if job.compiled:
         return size * (4 * hidden + 3 * inner) + attention
     whole = 0 if job.rank else 1

@@ -20,7 +20,7 @@ from groupwise.compat.torch_modules import changes_in_place
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.policy.weights import copy_into, trained_weights
-from groupwise.rollout.engine import OnTokens
+from groupwise.rollout.engine import OnTokens, StreamingEngine
 from groupwise.rollout.native.cuda_graphs import DecodeGraphs
 from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
@@ -33,10 +33,10 @@ from groupwise.rollout.native.transposed_linear import use_transposed_linear
 from groupwise.types import Completion, Request, Sampling
 
 SLICE_SECONDS = 0.02
-"""Steps are taken for so long before other tasks of the event loop have their turn."""
+"""How long decode steps run before other tasks of the event loop get a turn."""
 
 
-class NativeEngine:
+class NativeEngine(StreamingEngine):
     def __init__(
         self,
         policy: Policy,
@@ -60,11 +60,8 @@ class NativeEngine:
         """Whether the layers that run without graphs are compiled."""
         if graphs and policy.device.type == "cuda":
             self.graphs = DecodeGraphs(policy, max_batch, compile_layers)
-        self._pump: asyncio.Task[None] | None = None
+        self._step_task: asyncio.Task[None] | None = None
         self._weights: tuple[tuple[int, int], ...] = ()
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None
@@ -76,10 +73,10 @@ class NativeEngine:
                 self.scheduler = self._make_scheduler()
         future = asyncio.get_running_loop().create_future()
         self.scheduler.submit(request, sampling, future, on_tokens)
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._take_steps())
-            # Ctrl-C in a step leaves by the loop itself: nobody asks the task what became of it.
-            self._pump.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._step_task is None or self._step_task.done():
+            self._step_task = asyncio.create_task(self._take_steps())
+            # Ctrl-C in a step ends the event loop itself: nobody awaits this task.
+            self._step_task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await future
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -88,8 +85,8 @@ class NativeEngine:
         self._follow_weights(loaded=True)
 
     def close(self) -> None:
-        """Free the cache and the graphs. Whoever still waits for answers is cancelled."""
-        self._abandon(None)
+        """Free the cache and the graphs, and cancel open requests."""
+        self._reset(None)
 
     def _make_scheduler(self) -> Scheduler:
         cache = PagedKVCache(kv_shape(self.policy), self.page, self.max_pages)
@@ -99,7 +96,7 @@ class NativeEngine:
         return scheduler
 
     async def _take_steps(self) -> None:
-        """Steps as long as anybody waits for answers; a failure is everybody's."""
+        """Decode steps as long as answers are wanted; an error fails all requests."""
         try:
             self._follow_weights()
             with self._no_dropout():
@@ -112,13 +109,14 @@ class NativeEngine:
                     if self.scheduler.busy:
                         await asyncio.sleep(0)
         except Exception as error:
-            self._abandon(error)
+            self._reset(error)
         except BaseException:
-            self._abandon(None)
+            self._reset(None)
             raise
 
-    def _abandon(self, error: Exception | None) -> None:
-        """After a failure nothing is known of the pages: the next call starts with new ones."""
+    def _reset(self, error: Exception | None) -> None:
+        """Drop the scheduler and its pages, whose state is unknown after an error; fail or cancel
+        open requests."""
         scheduler, self.scheduler = self.scheduler, None
         if self.graphs is not None:
             self.graphs.reset()

@@ -1,10 +1,11 @@
-"""Who runs and who waits: continuous batching over KV pages.
+"""Continuous batching over KV pages: which answers run and which wait.
 
 Answers wait in a queue. While rows and pages are free, the next contexts (prompts) are prefilled,
-each once for all answers that go on from it, and their answers start. These share the context's
-full pages and each has a copy of the last, partly filled one. When pages run out, the youngest
-running answer gives up its own and waits with the tokens that it has: they are prefilled again
-later. So memory decides how many answers run at once, and never whether they can be sampled.
+each once for all answers that continue it, and their answers start. These share the context's full
+pages, and each has a copy of the last, partly filled one. When pages run out, the answer that was
+admitted last is preempted: it gives up its pages and waits with the tokens that it has, which are
+prefilled again later. So memory decides how many answers run at once, and never whether they can be
+sampled.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from groupwise.types import Completion, Request, Sampling, StopReason
 
 @dataclass(eq=False)
 class SampleCall:
-    """One call of `sample`: who waits for its answers, and those that are done."""
+    """One call of `sample`: the future of its caller, and the answers that are done."""
 
     future: asyncio.Future[tuple[Completion, ...]]
     wanted: int
@@ -40,7 +41,7 @@ class SampleCall:
 
 @dataclass(eq=False)
 class Prefilled:
-    """A context in its pages, what the model expects to follow, and answers that can start."""
+    """A context in its pages, the logits of its next token, and answers that can start."""
 
     context: Context
     logits_V: Tensor
@@ -59,7 +60,7 @@ class Scheduler:
         self.prefilled: deque[Prefilled] = deque()
         self.version = self.loads = 0
         """The weights' version, and how often weights were loaded."""
-        self.held_steps = 0
+        self.steps_since_admission = 0
         """Decode steps since answers that wait were last admitted."""
 
     @property
@@ -87,26 +88,26 @@ class Scheduler:
         """Running answers keep their pages; nothing else that older weights computed is used."""
         self.version = version
         self.loads += 1
-        self.pool.forget_names()
+        self.pool.clear_prefix_cache()
         while self.prefilled:
-            self._wait_again(self.prefilled.pop())
+            self._requeue(self.prefilled.pop())
 
     def step(self) -> None:
-        self._drop_calls()
+        self._drop_finished_calls()
         if (self.waiting or self.prefilled) and self._may_admit():
             self._append(self.decoder.read(self.batch))
             self._admit()
-        ahead = self._give_pages()
+        ahead = self._allocate_pages()
         if self.batch.size:
             self._append(self.decoder.decode(self.batch, self.version, ahead=ahead))
 
-    def _drop_calls(self) -> None:
+    def _drop_finished_calls(self) -> None:
         """Forget calls that were cancelled or have failed, and free what they held."""
         gone = {call for call in self.calls if call.future.done()}
         if not gone:
             return
         self.calls -= gone
-        self._leave([n for n, answer in enumerate(self.batch.answers) if answer.call in gone])
+        self._remove_rows([n for n, answer in enumerate(self.batch.answers) if answer.call in gone])
         self.waiting = deque(answer for answer in self.waiting if answer.call not in gone)
         for record in list(self.prefilled):
             record.answers = deque(a for a in record.answers if a.call not in gone)
@@ -115,12 +116,13 @@ class Scheduler:
                 self.prefilled.remove(record)
 
     def _may_admit(self) -> bool:
-        """Few that wait are prefilled together: each prefill holds up all answers that run."""
-        self.held_steps += self.decoder.most_steps
+        """Waiting answers are prefilled together, not a few at a time: every prefill delays all
+        running answers."""
+        self.steps_since_admission += self.decoder.most_steps
         wanted = len(self.waiting) + sum(len(record.answers) for record in self.prefilled)
         many = min(wanted, self.max_batch - self.batch.size) >= ADMIT_SHARE * self.batch.size
-        if many or self.held_steps > self.decoder.admit_every:
-            self.held_steps = 0
+        if many or self.steps_since_admission > self.decoder.admit_every:
+            self.steps_since_admission = 0
             return True
         return False
 
@@ -136,7 +138,7 @@ class Scheduler:
         tokens = answers = 0
         while self.waiting and answers < free:
             context = self.waiting[0].context
-            held = pool.match(context)
+            held = pool.match_prefix(context)
             size = len(context) - len(held) * self.cache.page
             new = self.cache.pages_for(len(context)) - len(held)
             # Beside its own, one more page for each answer: the next step of all must have room.
@@ -151,14 +153,14 @@ class Scheduler:
             contexts = [context for context, _ in chosen]
             logits = prefill(self.policy, self.cache, contexts, self.decoder.prefill_layers)
             for (context, same), logits_V in zip(chosen, logits, strict=True):
-                pool.name(context.tokens, context.pages)
+                pool.add_prefix(context.tokens, context.pages)
                 self.prefilled.append(Prefilled(context, logits_V, same))
         elif self.waiting and not self.batch.size:
             self._fail(self.waiting[0])
         return bool(chosen)
 
     def _take_waiting(self, context: np.ndarray) -> deque[RunningAnswer]:
-        """The next answers in the queue, as long as they go on from this context."""
+        """The next answers in the queue, as long as they continue this context."""
         same: deque[RunningAnswer] = deque()
         while self.waiting and np.array_equal(self.waiting[0].context, context):
             same.append(self.waiting.popleft())
@@ -197,12 +199,12 @@ class Scheduler:
             self._append(self.decoder.draw(self.batch, rows, torch.stack(logits)))
         return bool(logits)
 
-    def _give_pages(self) -> bool:
-        """See to it that every row has the pages for its next steps; whether for the ones after
-        them, too."""
+    def _allocate_pages(self) -> bool:
+        """Allocate the pages that every row needs for its next steps. True where there are enough
+        for the steps after those as well."""
         batch, page, decoder = self.batch, self.cache.page, self.decoder
         # A row that becomes free is wanted soon: before answers start, nothing is launched ahead.
-        soon = self.held_steps + decoder.most_steps > decoder.admit_every
+        soon = self.steps_since_admission + decoder.most_steps > decoder.admit_every
         ahead = decoder.most_steps > 1 and not ((self.waiting or self.prefilled) and soon)
         while True:
             steps = 2 * decoder.most_steps if ahead else decoder.unread or decoder.most_steps
@@ -213,12 +215,12 @@ class Scheduler:
             if ahead:
                 ahead = False
             elif self.prefilled:
-                self._wait_again(self.prefilled.pop())
+                self._requeue(self.prefilled.pop())
             elif batch.size > 1:
                 self._preempt(int(batch.age[: batch.size].argmax()))
             else:
                 self._fail(batch.answers[0])
-                self._leave([0])
+                self._remove_rows([0])
         for row in np.flatnonzero(missing).tolist():
             batch.add_pages(row, self.pool.alloc(int(missing[row])))
         return ahead
@@ -228,9 +230,9 @@ class Scheduler:
         answer.tokens = self.batch.tokens_of(row).copy()
         answer.logprobs = self.batch.logprobs_of(row).copy()
         self.waiting.appendleft(answer)
-        self._leave([row])
+        self._remove_rows([row])
 
-    def _wait_again(self, record: Prefilled) -> None:
+    def _requeue(self, record: Prefilled) -> None:
         self.pool.release(record.context.pages)
         self.waiting.extendleft(reversed(record.answers))
 
@@ -241,7 +243,7 @@ class Scheduler:
             before = self.batch.output_lens[rows]
             by = self.version if version is None else version
             ended |= self.batch.append(rows, tokens, logprobs, by)
-            self._tell(rows.tolist(), before.tolist())
+            self._stream_tokens(rows.tolist(), before.tolist())
         for row, reason in ended.items():
             answer = self.batch.answers[row]
             versions = tuple(answer.versions)
@@ -253,10 +255,10 @@ class Scheduler:
                 versions=versions if len(versions) > 1 else (),
             )
             self._finish(answer, done)
-        self._leave(list(ended))
+        self._remove_rows(list(ended))
 
-    def _tell(self, rows: Sequence[int], before: Sequence[int]) -> None:
-        """Of the tokens that rows have got, to those who want to know at once."""
+    def _stream_tokens(self, rows: Sequence[int], before: Sequence[int]) -> None:
+        """Pass new tokens on to the callers that asked for a stream."""
         for row, first in zip(rows, before, strict=True):
             answer = self.batch.answers[row]
             if answer.call.on_tokens is not None:
@@ -272,23 +274,24 @@ class Scheduler:
             self.calls.discard(call)
 
     def _fail(self, answer: RunningAnswer) -> None:
-        """It does not fit even alone. What else its call has is dropped in the next step."""
+        """This answer does not fit into memory even alone. The rest of its call is dropped in the
+        next step."""
         tokens = len(answer.prompt) + answer.max_tokens
         held = self.pool.capacity * self.cache.page
         error = ModelError(
-            f"an answer of up to {tokens} tokens does not fit into the memory for keys and values, "
-            f"which holds {held}. Lower rollout.max_completion_tokens or "
+            f"a prompt and an answer of up to {tokens} tokens do not fit into the KV cache, which "
+            f"holds {held}. Lower rollout.max_completion_tokens or "
             "rollout.max_prompt_tokens, free memory on the device, or raise `ulimit -v`."
         )
         if not answer.call.future.done():
             answer.call.future.set_exception(error)
 
-    def _leave(self, rows: Sequence[int]) -> None:
-        """Take rows out; their full pages can still be found by their tokens."""
+    def _remove_rows(self, rows: Sequence[int]) -> None:
+        """Remove rows from the batch; their full pages go into the prefix cache."""
         for row in rows:
             pages = self.batch.pages[row]
             if self.batch.answers[row].prefilled_by == self.loads:
-                self.pool.name(self.batch.context_of(row), pages)
+                self.pool.add_prefix(self.batch.context_of(row), pages)
             self.pool.release(pages)
         if rows:
             self.batch.remove(set(rows))

@@ -24,8 +24,8 @@ async def load(env: str, args: dict[str, Any]) -> "LegacyEnvironment":
     """`alphabet-sort` is an installed package, `file.py:load_environment` a function."""
     if ":" not in env:
         return LegacyEnvironment(vf.load_environment(env, **args))
-    place, _, name = env.rpartition(":")
-    return LegacyEnvironment(getattr(_module(place), name)(**args))
+    source, _, name = env.rpartition(":")
+    return LegacyEnvironment(getattr(_module(source), name)(**args))
 
 
 class LegacyEnvironment:
@@ -174,10 +174,10 @@ def _unblock(environment: Any) -> None:
             tools[name] = threaded(function)
 
 
-def _module(place: str) -> Any:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    file = Path(place).expanduser().resolve()
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    file = Path(source).expanduser().resolve()
     sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None

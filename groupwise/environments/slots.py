@@ -1,7 +1,7 @@
-"""How many episodes run at the same time, and which of them count.
+"""How many episodes run at the same time.
 
-An episode that waits for its environment keeps the model from nothing. So it lends its place: while
-it waits, another episode may begin.
+An episode that waits for its environment does not use the model. So its slot counts as idle, and
+another episode may begin meanwhile.
 """
 
 import asyncio
@@ -12,24 +12,25 @@ from typing import Self
 
 from torch import Tensor
 
-from groupwise.rollout.engine import Engine, OnTokens, sample_stream
+from groupwise.rollout.engine import Engine, OnTokens, StreamingEngine, sample_stream
 from groupwise.types import Completion, Request, Sampling
 
-LEND_SECONDS = 0.1
-"""An environment that replies sooner is not worth another episode."""
+IDLE_SECONDS = 0.1
+"""After so long without a request a slot counts as idle: beginning another episode for less is not
+worth it."""
 
 
-class Places:
+class EpisodeSlots:
     """`at_once` bounds the episodes that the model is busy with, `most` all that have begun."""
 
     def __init__(self, at_once: int, most: int) -> None:
         self.at_once, self.most = at_once, most
-        self.open = self.lent = 0
+        self.open = self.idle = 0
         self._queue: deque[asyncio.Future[None]] = deque()
 
-    def place(self, number: int) -> "Place":
-        """For an episode; `number` is its own, by when it was asked for."""
-        return Place(self)
+    def slot(self, number: int) -> "EpisodeSlot":
+        """For an episode; `number` says in which order episodes were asked for."""
+        return EpisodeSlot(self)
 
     async def enter(self) -> None:
         entered = asyncio.get_running_loop().create_future()
@@ -47,23 +48,23 @@ class Places:
         self.admit()
 
     def admit(self) -> None:
-        while self._queue and self.open < self.most and self.open - self.lent < self.at_once:
+        while self._queue and self.open < self.most and self.open - self.idle < self.at_once:
             entered = self._queue.popleft()
             if not entered.done():
                 self.open += 1
                 entered.set_result(None)
 
 
-class Place:
-    """That of one episode, which lends it while it asks the model for nothing."""
+class EpisodeSlot:
+    """The slot of one episode: idle while the episode makes no request to the model."""
 
-    def __init__(self, places: Places) -> None:
-        self._places, self._requests = places, 0
-        self._held = self._lent = False
+    def __init__(self, slots: EpisodeSlots) -> None:
+        self._slots, self._requests = slots, 0
+        self._held = self._idle = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        await self._places.enter()
+        await self._slots.enter()
         self._held = True
         self._wait()
         return self
@@ -71,11 +72,12 @@ class Place:
     async def __aexit__(self, *_: object) -> None:
         self._take_back()
         self._held = False
-        self._places.leave()
+        self._slots.leave()
 
     @asynccontextmanager
     async def turn(self, request: Request) -> AsyncIterator[None]:
-        """An agent may ask for several at once. Who comes back waits for nobody."""
+        """One request. An agent may make several at once. An idle slot is taken back at once, even
+        where more episodes then run than `at_once`."""
         self._requests += 1
         self._take_back()
         try:
@@ -86,30 +88,27 @@ class Place:
                 self._wait()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LEND_SECONDS, self._lend)
+        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._free_while_idle)
 
-    def _lend(self) -> None:
-        self._lent = True
-        self._places.lent += 1
-        self._places.admit()
+    def _free_while_idle(self) -> None:
+        self._idle = True
+        self._slots.idle += 1
+        self._slots.admit()
 
     def _take_back(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._places.lent -= self._lent
-        self._lent = False
+        self._slots.idle -= self._idle
+        self._idle = False
 
 
-class EpisodeEngine:
+class EpisodeEngine(StreamingEngine):
     """The engine as one episode has it: `turn` is entered around each of its requests."""
 
     def __init__(
         self, engine: Engine, turn: Callable[[Request], AbstractAsyncContextManager[None]]
     ) -> None:
         self.engine, self.turn = engine, turn
-
-    async def sample(self, request: Request, sampling: Sampling) -> tuple[Completion, ...]:
-        return await self.sample_stream(request, sampling, None)
 
     async def sample_stream(
         self, request: Request, sampling: Sampling, on_tokens: OnTokens | None

@@ -1,4 +1,4 @@
-"""Episodes that wait for their environment lend their places, up to a limit."""
+"""The slot of an episode that waits for its environment is idle: others may begin, to a limit."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ import pytest
 
 from environments.scripted import PROBLEM, Scripted, ScriptedEngine, episodes, user
 from groupwise.environments.base import Reply, Turn
-from groupwise.environments.places import LEND_SECONDS, Place, Places
+from groupwise.environments.slots import IDLE_SECONDS, EpisodeSlot, EpisodeSlots
 from groupwise.load import load_parts
 from groupwise.recipe import load_recipe
 from groupwise.types import Request, Sampling
@@ -65,7 +65,7 @@ def test_a_slow_environment_lets_others_begin_up_to_the_limit(
             await asyncio.sleep(0.01)
             if counted.open == most:
                 break
-        await asyncio.sleep(3 * LEND_SECONDS)
+        await asyncio.sleep(3 * IDLE_SECONDS)
         assert counted.open == most, "all that may begin have begun, and no more"
         replies.set()
         await group
@@ -75,7 +75,7 @@ def test_a_slow_environment_lets_others_begin_up_to_the_limit(
 
 
 def test_in_rounds_nobody_lends() -> None:
-    counted = Counted(lambda: asyncio.sleep(2 * LEND_SECONDS))
+    counted = Counted(lambda: asyncio.sleep(2 * IDLE_SECONDS))
     asyncio.run(run_of(counted, 4, at_once=2, in_rounds=True))
     assert (counted.most, counted.ended) == (2, 4)
 
@@ -85,58 +85,58 @@ REQUEST = Request((1, 2), (0,))
 
 def test_a_quick_environment_keeps_its_place_and_one_that_comes_back_waits_for_nobody() -> None:
     async def played() -> None:
-        places = Places(1, 2)
-        first, second, third = (places.place(n) for n in range(3))
+        slots = EpisodeSlots(1, 2)
+        first, second, third = (slots.slot(n) for n in range(3))
         async with first:
             waiting = asyncio.create_task(second.__aenter__())
             async with first.turn(REQUEST):
-                await asyncio.sleep(2 * LEND_SECONDS)
+                await asyncio.sleep(2 * IDLE_SECONDS)
             await asyncio.sleep(0)
             assert not waiting.done(), "it sampled, and has waited for a moment only"
             await asyncio.wait_for(waiting, 60)
             queued = asyncio.create_task(third.__aenter__())
             async with first.turn(REQUEST):
-                assert (places.open, places.lent) == (2, 0), "two run where one may"
-                await asyncio.sleep(2 * LEND_SECONDS)
+                assert (slots.open, slots.idle) == (2, 0), "two run where one may"
+                await asyncio.sleep(2 * IDLE_SECONDS)
             assert not queued.done()
         await second.__aexit__()
         await asyncio.wait_for(queued, 60)
         await third.__aexit__()
-        assert (places.open, places.lent) == (0, 0)
+        assert (slots.open, slots.idle) == (0, 0)
 
     asyncio.run(played())
 
 
 def test_a_request_that_outlives_its_episode_lends_nothing() -> None:
     async def played() -> tuple[int, int]:
-        places = Places(1, 2)
-        place = places.place(0)
-        async with place:
-            late = place.turn(REQUEST)
+        slots = EpisodeSlots(1, 2)
+        slot = slots.slot(0)
+        async with slot:
+            late = slot.turn(REQUEST)
             await late.__aenter__()
         await late.__aexit__(None, None, None)
-        await asyncio.sleep(2 * LEND_SECONDS)
-        return places.open, places.lent
+        await asyncio.sleep(2 * IDLE_SECONDS)
+        return slots.open, slots.idle
 
     assert asyncio.run(played()) == (0, 0)
 
 
 def test_no_place_is_lost_whoever_is_cancelled_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groupwise.environments.places.LEND_SECONDS", 0.002)
+    monkeypatch.setattr("groupwise.environments.slots.IDLE_SECONDS", 0.002)
     chance = random.Random(3)
 
-    async def episode(place: Place) -> None:
-        async with place:
+    async def episode(slot: EpisodeSlot) -> None:
+        async with slot:
             for _ in range(3):
-                async with place.turn(REQUEST):
+                async with slot.turn(REQUEST):
                     await asyncio.sleep(chance.random() * 0.004)
                 await asyncio.sleep(chance.random() * 0.008)
 
     async def played() -> tuple[int, int, int]:
-        places, most = Places(3, 5), 0
-        tasks = [asyncio.create_task(episode(places.place(n))) for n in range(200)]
+        slots, most = EpisodeSlots(3, 5), 0
+        tasks = [asyncio.create_task(episode(slots.slot(n))) for n in range(200)]
         while not all(task.done() for task in tasks):
-            most = max(most, places.open)
+            most = max(most, slots.open)
             for task in chance.sample(tasks, 2):
                 if chance.random() < 0.2:
                     task.cancel()
@@ -145,7 +145,7 @@ def test_no_place_is_lost_whoever_is_cancelled_and_when(monkeypatch: pytest.Monk
             with suppress(asyncio.CancelledError):
                 await task
         assert any(task.cancelled() for task in tasks), "or the test proves nothing"
-        return places.open, places.lent, most
+        return slots.open, slots.idle, most
 
     assert asyncio.run(played()) == (0, 0, 5)
 

@@ -1,4 +1,4 @@
-"""The run folder of a rank that does not own it: read like the owner's, never written."""
+"""The run folder as ranks other than 0 have it: they read it and never write."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from groupwise.tracking.run import RunFolder
 
 
 def open_run(folder: pathlib.Path, config: Config, world: World) -> RunFolder:
-    """Rank 0 takes the folder, or says why it cannot; the others follow."""
+    """Rank 0 locks and prepares the folder, or raises why it cannot; the others only read it."""
     opened: list[RunFolder] = []
     world.first_does(lambda: opened.append(RunFolder(folder, config)))
-    return opened[0] if opened else FollowedRun(folder, config)
+    return opened[0] if opened else ReadOnlyRun(folder, config)
 
 
-class FollowedRun(RunFolder):
+class ReadOnlyRun(RunFolder):
     def __init__(self, path: pathlib.Path, config: Config) -> None:
         self.path = path
         self.config = config
