@@ -1,5 +1,6 @@
 """What we need of transformers models and configs beyond their public interface."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -104,6 +105,12 @@ def decode_together(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str] 
     if not same or kind._decode is not known._decode:
         return None
     return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows])
+
+
+def tokenizer_part(backend: Any, name: str) -> Any:
+    """Settings of a tokenizer's "normalizer", "pre_tokenizer" or "decoder"; None without one."""
+    part = getattr(backend, name, None)
+    return None if part is None else json.loads(part.__getstate__())
 
 
 def parsed_chat_template(template: str) -> Any:
