@@ -320,7 +320,15 @@ EXPRESSIONS = (
     "{{ ('x' * 50000) | wordwrap(1) | replace('x', 'x' * 10000) }}", "{{ 'a' | indent(10**9) }}",
     "{{ dict(a=1).pop('b') }}", "{% set n = 9999999 %}{{ [1] * n * 999 }}",
     "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x * 9 %}{% endfor %}",
-    "{{ '%9999999999d' % 1 }}",
+    "{{ '%9999999999d' % 1 }}", "{{ '%*d' % (9999999, 1) }}", "{{ '{:{}}'.format(1, 9999999) }}",
+    *(
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = " + grown + " %}"
+        "{% endfor %}{{ n.x }}{{ n.x | tojson }}"
+        for grown in ("n.x + n.x", "n.x ~ n.x", "[n.x, n.x]", "[n.x, n.x] | join",
+                      "[n.x] | batch(2) | list", "'%s%s' % (n.x, n.x)", "'{0}{0}'.format(n.x)",
+                      "n.x | replace('x', 'xx')", "n.x.replace('x', 'xx')", "n.x | indent(999)",
+                      "''.join([n.x, n.x])", "dict(a=n.x, b=n.x)", "n.x | list + n.x | list")
+    ),
 )  # fmt: skip
 
 
