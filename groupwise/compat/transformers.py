@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
 
+from jinja2 import pass_context
+
 
 def has_attention_interface(model: Any) -> bool:
     """Whether the model's attention layers look their function up in AttentionInterface."""
@@ -125,6 +127,11 @@ def parsed_chat_template(template: str) -> Any:
 _compiling = threading.Lock()
 
 
+@pass_context
+def _unchanged(context: Any, value: Any) -> Any:
+    return value
+
+
 def compile_chat_template(
     template: str, bounded: Callable[..., Any], joined: Callable[[Iterable[Any]], str]
 ) -> None:
@@ -136,13 +143,14 @@ def compile_chat_template(
     with _compiling:
         usual = Environment.intercepted_binops
         Environment.intercepted_binops = frozenset("*+%")
-        # What is constant would be computed while it compiles.
+        # What is constant would be computed while it compiles, unless outputs need the context.
         Environment.optimized = property(lambda _: False, lambda _, value: None)  # pyright: ignore
+        Environment.finalize = property(lambda _: _unchanged, lambda _, value: None)  # pyright: ignore
         try:
             compiled: Any = _compile_jinja_template(template)
         finally:
             Environment.intercepted_binops = usual
-            del Environment.optimized  # pyright: ignore
+            del Environment.optimized, Environment.finalize  # pyright: ignore
     names, environment = compiled.root_render_func.__globals__, compiled.environment
     if names.get("str_join") is joined:
         return
@@ -164,5 +172,6 @@ def compile_chat_template(
 
         return bounded(name, called_with, owner, *values, **options)
 
+    environment.finalize = _unchanged
     environment.call, environment.concat = bounded_call, joined
     names.update(str=partial(bounded, "str", str), str_join=joined)

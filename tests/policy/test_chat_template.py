@@ -61,6 +61,7 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
         ("{% set x %}{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}{% endset %}", "more"),
         ("{{ 'x'.ljust(('99999' ~ '99999') | int) }}", "numbers beyond"),
         ("{{ ('a\\n' * 9999) | indent(9999) }}", "more than"),
+        ("{{ 'a\\nb' | indent(('99999' ~ '99999') | int) }}", "numbers beyond"),  # all constant
         ("{{ none + 1 }}", "unsupported operand"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
