@@ -262,7 +262,34 @@ def _model(rng: random.Random, root: pathlib.Path) -> Made:
     files = [name for name in _files(folder) if not name.endswith(".md")]
     chosen = [rng.choice(files) for _ in range(rng.randint(1, 2))]
     edits = [_damage(name, folder, rng) for name in dict.fromkeys(chosen)]
+    if rng.random() < 0.2:
+        name, changes = rng.choice(DEMANDS)
+        settings = json.loads((folder / "model" / name).read_text())
+        edits = [["write", f"model/{name}", json.dumps({**settings, **changes})]]
     return "model", edits, _model_words(rng)
+
+
+_ENDLESS = {"type": "Split", "behavior": "Isolated", "invert": False,
+            "pattern": {"Regex": r"((\w|\d|.)*)*!"}}  # fmt: skip
+_LONG = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 20}
+_NOTHING = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}
+_FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+_NO_SECOND = {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
+              "single": [{"Sequence": {"id": "B", "type_id": 0}}]}  # fmt: skip
+DEMANDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("config.json", {"num_hidden_layers": 10**8}), ("config.json", {"num_hidden_layers": 10**5}),
+    ("config.json", {"num_labels": 10**9}), ("config.json", {"hidden_size": 10**9}),
+    ("config.json", {"_attn_implementation": "somebody/kernel"}),
+    ("config.json", {"auto_map": {"AutoModelForCausalLM": "code.Model"}, "model_type": "own"}),
+    ("config.json", {"quantization_config": _FOUR_BITS}),
+    ("tokenizer.json", {"pre_tokenizer": _ENDLESS}), ("tokenizer.json", {"normalizer": _LONG}),
+    ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [_LONG] * 9}}),
+    ("tokenizer.json", {"normalizer": _NOTHING}),
+    ("tokenizer.json", {"post_processor": _NO_SECOND}),
+    ("generation_config.json", {"eos_token_id": ["a"]}),
+    ("generation_config.json", {"eos_token_id": list(range(10**5))}),
+)  # fmt: skip
+"""What a folder's settings may ask for that mutations of them hardly ever do."""
 
 
 def _model_words(rng: random.Random) -> list[str]:
@@ -293,7 +320,15 @@ EXPRESSIONS = (
     "{{ ('x' * 50000) | wordwrap(1) | replace('x', 'x' * 10000) }}", "{{ 'a' | indent(10**9) }}",
     "{{ dict(a=1).pop('b') }}", "{% set n = 9999999 %}{{ [1] * n * 999 }}",
     "{% set n = namespace(x='x') %}{% for i in range(40) %}{% set n.x = n.x * 9 %}{% endfor %}",
-    "{{ '%9999999999d' % 1 }}",
+    "{{ '%9999999999d' % 1 }}", "{{ '%*d' % (9999999, 1) }}", "{{ '{:{}}'.format(1, 9999999) }}",
+    *(
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = " + grown + " %}"
+        "{% endfor %}{{ n.x }}{{ n.x | tojson }}"
+        for grown in ("n.x + n.x", "n.x ~ n.x", "[n.x, n.x]", "[n.x, n.x] | join",
+                      "[n.x] | batch(2) | list", "'%s%s' % (n.x, n.x)", "'{0}{0}'.format(n.x)",
+                      "n.x | replace('x', 'xx')", "n.x.replace('x', 'xx')", "n.x | indent(999)",
+                      "''.join([n.x, n.x])", "dict(a=n.x, b=n.x)", "n.x | list + n.x | list")
+    ),
 )  # fmt: skip
 
 

@@ -75,6 +75,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return "allocate memory" in str(error)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Of a library in Rust, as tokenizers is: no Exception, and its class cannot be imported."""
+    return type(error).__name__ == "PanicException"
+
+
 def type_name(value: object) -> str:
     """What a value is, to be part of a message: "a dict", "an int", "None"."""
     if value is None:

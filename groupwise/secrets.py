@@ -22,6 +22,7 @@ _NAME = (
 )
 _IS_SECRET = re.compile(rf"{_NAME}|token", re.I)
 _IS_SECRET_VARIABLE = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)")
+_ARE_HEADERS = re.compile(r"(?:\w+_)?headers", re.I)
 _FORMS = (
     # http://user:password@host
     (re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]{1,20}://)[^/?#\s\"'<>]*@"), rf"\1{MASK}@"),
@@ -58,13 +59,20 @@ def masked(text: str, *secrets: str | None) -> str:
 
 
 def without_secrets(tree: Any) -> Any:
-    """Settings with secrets masked: {"api_key": "abc"} is {"api_key": "***"}."""
+    """Settings with secrets masked: {"api_key": "abc"} is {"api_key": "***"}.
+
+    Headers are masked whole: services have names of their own for the one that holds a key.
+    """
     if isinstance(tree, Mapping):
-        return {
-            name: MASK if isinstance(value, str) and value and _IS_SECRET.fullmatch(str(name))
-            else without_secrets(value)
-            for name, value in tree.items()
-        }  # fmt: skip
+        return {name: _setting(str(name), value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [without_secrets(value) for value in tree]
     return masked(tree) if isinstance(tree, str) else tree
+
+
+def _setting(name: str, value: Any) -> Any:
+    if isinstance(value, str) and value and _IS_SECRET.fullmatch(name):
+        return MASK
+    if isinstance(value, Mapping) and _ARE_HEADERS.fullmatch(name):
+        return dict.fromkeys(value, MASK)
+    return without_secrets(value)

@@ -71,6 +71,7 @@ def test_settings_keep_all_but_their_secrets() -> None:
         "api_key": "***",
         "max_tokens": 5,
     }
+    assert without_secrets({"headers": {"X-Own": "abcdefghij"}}) == {"headers": {"X-Own": "***"}}
     assert without_secrets(Config().model_dump(mode="json")) == Config().model_dump(mode="json")
 
 

@@ -17,6 +17,7 @@ from groupwise.errors import (
     Interrupted,
     RankLost,
     is_out_of_memory,
+    is_panic,
     shortened,
 )
 from groupwise.secrets import masked
@@ -93,3 +94,9 @@ def main() -> None:
         told = isinstance(stopped, Interrupted)
         print(stopped if told else STOPPED_AT_ONCE, file=sys.stderr)
         sys.exit(3)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        reason = masked(shortened(str(error)))
+        print(f"error: the model's tokenizer cannot be used: {reason}", file=sys.stderr)
+        sys.exit(2)

@@ -1,9 +1,13 @@
 """What we need of transformers models and configs beyond their public interface."""
 
+import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
+
+from jinja2 import pass_context
 
 
 def has_attention_interface(model: Any) -> bool:
@@ -106,6 +110,12 @@ def decode_together(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str] 
     return tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows])
 
 
+def tokenizer_part(backend: Any, name: str) -> Any:
+    """Settings of a tokenizer's "normalizer", "pre_tokenizer" or "decoder"; None without one."""
+    part = getattr(backend, name, None)
+    return None if part is None else json.loads(part.__getstate__())
+
+
 def parsed_chat_template(template: str) -> Any:
     """jinja's syntax tree of a chat template, by the environment that renders it. It is not
     compiled, which computes `[1] * 10**9` already."""
@@ -117,16 +127,51 @@ def parsed_chat_template(template: str) -> Any:
 _compiling = threading.Lock()
 
 
-def compile_chat_template(template: str, multiply: Callable[[Any, Any], Any]) -> None:
-    """Have transformers keep the template compiled, with this in place of `*`."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+@pass_context
+def _unchanged(context: Any, value: Any) -> Any:
+    return value
+
+
+def compile_chat_template(
+    template: str, bounded: Callable[..., Any], joined: Callable[[Iterable[Any]], str]
+) -> None:
+    """Have transformers keep the template compiled, with `bounded(name, function, *values)` in
+    place of each operation that makes a text or list, and `joined` in place of joining them."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment as Environment
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     with _compiling:
-        usual = ImmutableSandboxedEnvironment.intercepted_binops
-        ImmutableSandboxedEnvironment.intercepted_binops = frozenset("*")
+        usual = Environment.intercepted_binops
+        Environment.intercepted_binops = frozenset("*+%")
+        # What is constant would be computed while it compiles, unless outputs need the context.
+        Environment.optimized = property(lambda _: False, lambda _, value: None)  # pyright: ignore
+        Environment.finalize = property(lambda _: _unchanged, lambda _, value: None)  # pyright: ignore
         try:
-            environment: Any = _compile_jinja_template(template).environment
+            compiled: Any = _compile_jinja_template(template)
         finally:
-            ImmutableSandboxedEnvironment.intercepted_binops = usual
-    environment.binop_table["*"] = multiply
+            Environment.intercepted_binops = usual
+            del Environment.optimized, Environment.finalize  # pyright: ignore
+    names, environment = compiled.root_render_func.__globals__, compiled.environment
+    if names.get("str_join") is joined:
+        return
+    for name in "*+%":
+        environment.binop_table[name] = partial(bounded, name, environment.binop_table[name])
+    for name, function in list(environment.filters.items()):
+        environment.filters[name] = wraps(function)(partial(bounded, name, function))
+    call = environment.call
+
+    def bounded_call(context: Any, called: Any, *values: Any, **options: Any) -> Any:
+        method = getattr(called, "__wrapped__", called)  # the sandbox wraps str.format
+        owner = getattr(method, "__self__", None)
+        name = getattr(called, "__name__", "")
+        if not isinstance(owner, str):
+            return call(context, called, *values, **options)
+
+        def called_with(_: str, *given: Any, **more: Any) -> Any:
+            return call(context, called, *given, **more)
+
+        return bounded(name, called_with, owner, *values, **options)
+
+    environment.finalize = _unchanged
+    environment.call, environment.concat = bounded_call, joined
+    names.update(str=partial(bounded, "str", str), str_join=joined)

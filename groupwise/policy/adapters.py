@@ -20,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from groupwise.config import AdapterSettings
 from groupwise.errors import ConfigError, ModelError
+from groupwise.policy.folder_limits import check_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -162,10 +163,14 @@ def _attach(model: Any, folder: pathlib.Path, *, trainable: bool) -> Any:
         raise ModelError(f"{folder} has no {WEIGHTS}: other formats are not read")
     device = str(next(model.parameters()).device)
     try:
+        names = [name for name, _ in model.named_modules()]
+        check_adapter(folder, CONFIG, WEIGHTS, names)
         return PeftModel.from_pretrained(
             model, folder, is_trainable=trainable, autocast_adapter_dtype=False, torch_device=device
         )
-    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+    except ModelError:
+        raise
+    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"the adapter in {folder} does not fit its model: {reason}") from error
 

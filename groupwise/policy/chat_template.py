@@ -9,7 +9,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,14 +19,11 @@ from jinja2 import nodes
 
 from groupwise.compat.transformers import compile_chat_template, parsed_chat_template
 from groupwise.errors import ModelError, shortened
+from groupwise.policy.template_limits import LONGEST, bounded, joined
 
 SECONDS = 10.0
 """Limit for one conversation. Real templates take less than a thousandth of it."""
 LOOK_EVERY = 0.1
-LONGEST = 10_000_000
-"""Characters of a rendered conversation."""
-
-
 SLOW, PATIENCE = 0.1, 30.0
 """A template that takes more than `SLOW` on average is given up after `PATIENCE`, in seconds of
 computing: thousands of prompts are rendered before a run begins."""
@@ -87,24 +84,11 @@ def _check(template: str) -> None:
     widths = [value for value in values if isinstance(value, str) and _WIDE.search(value)]
     if widths or any(abs(number) > LONGEST for number in numbers):
         raise ValueError(f"it has numbers beyond {LONGEST}, which no template needs")
-    compile_chat_template(template, _multiplied)
+    compile_chat_template(template, bounded, joined)
 
 
 _WIDE = re.compile(r"\d{9}")
 """In a text that may be a format: '{:999999999}'."""
-
-
-def _multiplied(left: Any, right: Any) -> Any:
-    """`*` in a template."""
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > LONGEST.bit_length() * 2:
-            raise ValueError(f"it has numbers beyond {LONGEST}, which no template needs")
-    elif any(
-        isinstance(times, int) and isinstance(many, Sized) and len(many) * times > LONGEST
-        for many, times in ((left, right), (right, left))
-    ):
-        raise ValueError(f"it writes more than {LONGEST} characters")
-    return left * right
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedConfig
 
-from groupwise.errors import MissingExtraError, ModelError, shortened
+from groupwise.errors import MissingExtraError, ModelError, is_panic, shortened
 from groupwise.hub import hub_or_cache
+from groupwise.policy.folder_limits import check_settings, check_tokenizer
 
 
 def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
@@ -25,10 +26,14 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
     try:
         # Not only `local_files_only`: transformers looks for an adapter of the same name anyway.
         with nullcontext() if "local_files_only" in options else hub_or_cache():
+            check_settings(source, _settings(source, options))
             made = auto.from_pretrained(source, trust_remote_code=False, **options)
         if auto is AutoTokenizer:
+            check_tokenizer(source, made)
             made("1")  # some of its settings are looked at only now
         return made
+    except ModelError:
+        raise
     except (ValueError, ImportError) as error:
         if auto is AutoTokenizer and _lacks_sentencepiece(error):
             raise MissingExtraError("sentencepiece", "sentencepiece") from error
@@ -45,9 +50,27 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
         raise
     except Exception as error:  # a folder may hold anything, and libraries raise what they like
         raise ModelError(f"{source} cannot be loaded: {described(error)}") from error
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelError(f"{source} cannot be loaded: {described(error)}") from None
 
 
-def described(error: Exception) -> str:
+_WHERE = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
+
+
+def _settings(source: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Its config.json; empty where there is none, which the call that needs one says."""
+    if "gguf_file" in options:
+        return {}
+    try:
+        where = {name: options[name] for name in _WHERE if name in options}
+        return PreTrainedConfig.get_config_dict(source, **where)[0]
+    except Exception:
+        return {}
+
+
+def described(error: BaseException) -> str:
     """KeyError: 'x'; the first line of what a library says."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {shortened(first)}"

@@ -5,11 +5,12 @@ contents of the turns, joined by blank lines, to continue. The prefill is tokeni
 put behind the prompt, so a prompt has the same tokens with and without one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from groupwise.compat.transformers import decode_together
-from groupwise.errors import DataError, ModelError
+from groupwise.errors import DataError, ModelError, is_panic, shortened
 from groupwise.policy.chat_template import render_chat
 from groupwise.types import Problem
 
@@ -43,7 +44,8 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         chosen = [i for i, flag in enumerate(templated) if bool(flag) == by_template]
         if chosen:
             texts = [_render(problems[i], tokenizer) for i in chosen]
-            batch = tokenizer(texts, add_special_tokens=not by_template)["input_ids"]
+            with _panics_told():
+                batch = tokenizer(texts, add_special_tokens=not by_template)["input_ids"]
             ids.update(zip(chosen, batch, strict=True))
     prefills = {
         text: tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
@@ -54,6 +56,17 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         if not prompt:
             raise DataError(f"the prompt of problem {problem.id} has no tokens: it is empty")
     return tokens
+
+
+@contextmanager
+def _panics_told() -> Iterator[None]:
+    """A tokenizer's settings may be ones that tokenizers, in Rust, breaks on."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelError(f"the model's tokenizer cannot be used: {shortened(str(error))}") from None
 
 
 def _render(problem: Problem, tokenizer: Any) -> str:

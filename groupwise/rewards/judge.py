@@ -25,6 +25,7 @@ import re
 import ssl
 import tempfile
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,7 +76,12 @@ class Server:
     folder: Path | None
 
     def __str__(self) -> str:
-        return f"the judge at {masked(str(self.url), self.key)}"
+        return f"the judge at {self.masked(str(self.url))}"
+
+    def masked(self, text: str) -> str:
+        """Without the key, and without the address's user and password as a header has them."""
+        login = b64encode(self.url.userinfo).decode() if self.url.userinfo else None
+        return masked(text, self.key, login, self.url.password)
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,7 @@ async def _grade(server: Server, body: dict[str, Any]) -> float:
     reply = ""
     for _ in range(2):  # one that gave no score is asked once more
         reply = await _ask(server, body)
-        score, reply = score_of(reply), masked(reply, server.key)
+        score, reply = score_of(reply), server.masked(reply)
         if score is not None:
             _store(file, reply)
             return score
@@ -234,10 +240,10 @@ async def _attempt(
     except TimeoutError:
         return Failed(f"no reply within {server.seconds:g} s")
     except (httpx2.HTTPError, OSError) as error:
-        return Failed(masked(str(error) or type(error).__name__, server.key))
+        return Failed(server.masked(str(error) or type(error).__name__))
     if response.status_code == 200:
         return _content(data, server)
-    why = quoted(masked(data.decode("utf-8", "replace"), server.key))
+    why = quoted(server.masked(data.decode("utf-8", "replace")))
     why = f"HTTP {response.status_code}: {why}"
     if 300 <= response.status_code < 400:
         host = urlsplit(response.headers.get("Location", "")).hostname or server.url.host
@@ -288,7 +294,7 @@ def _content(data: bytes, server: Server) -> str:
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         content = None
     if not isinstance(content, str):
-        text = masked(data.decode("utf-8", "replace"), server.key)
+        text = server.masked(data.decode("utf-8", "replace"))
         raise JudgeError(f"{server} sent a reply that is no chat completion: {quoted(text)}")
     return content
 

@@ -18,6 +18,11 @@ from test_prompts import TEMPLATE, byte_tokenizer, user
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
+GROWING = (
+    "{%% set n = namespace(x='x') %%}{%% for i in range(60) %%}{%% set n.x = %s %%}{%% endfor %%}"
+)
+
+
 def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
     environment = _compile_jinja_template(TEMPLATE).environment
     assert isinstance(environment, ImmutableSandboxedEnvironment)
@@ -36,6 +41,27 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
         ("{% set n = 9999999 %}{{ [1] * n * 999 }}", "more than"),
         ("{% set n = 9999999 %}{{ n * n * n }}", "numbers beyond"),
         ("{{ '{:9999999999}'.format(1) }}", "numbers beyond"),
+        ("{{ ('{:' ~ '9999' ~ '99999' ~ '}').format(1) }}", "more than"),
+        ("{{ '{:{}}'.format(1, 999999) }}", "more than"),
+        ("{{ '%*d' % (999999, 1) }}", "more than"),
+        (GROWING % "n.x + n.x", "more than"),
+        (GROWING % "n.x ~ n.x", "more than"),
+        (GROWING % "[n.x, n.x] | join", "more than"),
+        (GROWING % "[n.x, n.x] | map('string') | join(n.x)", "more than"),
+        (GROWING % "''.join([n.x, n.x])", "more than"),
+        (GROWING % "'%s%s' % (n.x, n.x)", "more than"),
+        (GROWING % "'{0}{0}'.format(n.x)", "more than"),
+        (GROWING % "n.x | replace('x', 'xx')", "more than"),
+        (GROWING % "(n.x ~ 'x').replace('x', n.x)", "more than"),
+        (GROWING % "[n.x, n.x]" + "{{ n.x }}", "more than"),
+        (GROWING % "[n.x, n.x]" + "{{ n.x | tojson }}", "more than"),
+        (GROWING % "n.x + n.x" + "{{ [n.x] }}", "more than"),
+        ("{{ 'x' | replace('x', 'x' * 9999) | replace('x', 'x' * 9999) }}", "more than"),
+        ("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "more than"),
+        ("{% set x %}{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}{% endset %}", "more"),
+        ("{{ 'x'.ljust(('99999' ~ '99999') | int) }}", "numbers beyond"),
+        ("{{ ('a\\n' * 9999) | indent(9999) }}", "more than"),
+        ("{{ 'a\\nb' | indent(('99999' ~ '99999') | int) }}", "numbers beyond"),  # all constant
         ("{{ none + 1 }}", "unsupported operand"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ ''.__class__.__base__.__subclasses__() }}", "unsafe"),
@@ -46,6 +72,22 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
 def test_what_a_template_does_wrong_is_one_error(template: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"cannot render a conversation.*{reason}"):
         render_chat(byte_tokenizer(template), [user("hi")])
+
+
+def test_what_templates_do_to_tools_and_numbers_is_done() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{%- set at = messages[0].at -%}"
+        "{{ tools | tojson(indent=4) | replace('a', 'bb') }} {{ '%s-%d' % ('n', at) }} "
+        "{{ messages | map(attribute='content') | join(', ') | indent(2) }} {{ at + 1 }} "
+        "{{ [1, 'x'] | string }} {{ '{} {:>3}'.format(5, 'x') }} {{ 'x'.center(3) ~ 2 ~ none }} "
+        "{{ (at | string).split('7')[0] }} {{ at % 60 }} {{ at | tojson }} {{ at }}"
+    )
+    first = {**user("hi"), "at": 1_700_000_000}
+    text = render_chat(tokenizer, [first, user("ho")], tools=[{"a": 1}])
+    numbers = "1 20 1700000000 1700000000"
+    listed = '[\n    {\n        "bb": 1\n    }\n]'
+    assert text == f"{listed} n-1700000000 hi, ho 1700000001 [1, 'x'] 5   x  x 2None {numbers}"
 
 
 def test_a_template_may_multiply() -> None:

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -196,6 +197,16 @@ def test_a_key_in_the_address_is_sent_and_never_shown(server: Server, tmp_path: 
     with pytest.raises(JudgeError, match="api-version=3") as error:
         asyncio.run(judge("x", "y", url=url, **options))
     assert "hunter22" not in str(error.value) and "abcdefghij" not in str(error.value)
+
+
+def test_a_reply_that_echoes_the_password_of_the_address_is_masked(
+    server: Server, tmp_path: Path
+) -> None:
+    sent = b64encode(b"me:hunter22").decode()
+    server.script = [(401, f"no user {sent} with hunter22")]
+    url = server.url.replace("//", "//me:hunter22@")
+    with pytest.raises(JudgeError, match=r"no user \*\*\* with \*\*\*"):
+        asyncio.run(judge("x", "y", url=url, cache_folder="", model="m"))
 
 
 @pytest.mark.parametrize("value", ["two\nlines", "clé"])
