@@ -24,6 +24,8 @@ WRITES = ("os:replace", "os:fsync", "os:mkdir", "open", "write", "safetensors")
 CALLS = (
     "groupwise.training.collect:sample_group",
     "groupwise.training.collect:score_groups",
+    "groupwise.training.in_flight:sample_group",
+    "groupwise.load:score_groups",
     "groupwise.training.step:annotate",
     "groupwise.training.step:assign_over_ranks",
     "groupwise.training.update:policy_loss",
