@@ -148,6 +148,11 @@ def device() -> Iterator[Check]:
     else:
         text = f"CPU, {torch.get_num_threads()} threads; the embedded model trains on it in minutes"
         yield Check("note", "device", text, "a GPU is needed for models of 0.5 B and more")
+        from groupwise.check.peak import bf16_speed
+
+        if bf16_speed() > 2:
+            text = "this CPU multiplies matrices in bf16 more than twice as fast as in fp32"
+            yield Check("note", "precision", text, "try precision=bf16 with models from 100 M on")
 
 
 def memory() -> Check:

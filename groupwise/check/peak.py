@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,6 +26,13 @@ def measure_peak(device: str) -> Peak:
     target = torch.empty_like(source)
     copy = _best(lambda: target.copy_(source), cuda)
     return Peak(2 * side**3 / multiply, 2 * source.numel() / copy)
+
+
+def bf16_speed() -> float:
+    """How many times as fast as in fp32 a matrix product in bf16 is on this CPU."""
+    sides = torch.randn(512, 512), torch.randn(512, 512).bfloat16()
+    whole, half = (_best(partial(torch.mm, side, side), cuda=False) for side in sides)
+    return whole / half
 
 
 def _best(work: Callable[[], object], cuda: bool) -> float:

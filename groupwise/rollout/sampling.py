@@ -23,7 +23,7 @@ def sample_tokens(
     On a CPU without kernels of our own a few rows at a time: passes over them stay in its cache.
     """
     if _takes_cpu_kernel(logits_BV, sampling):
-        return draw_tokens(logits_BV, keys_B2, positions_B, float(sampling.temperature))
+        return draw_tokens(logits_BV.float(), keys_B2, positions_B, float(sampling.temperature))
     if logits_BV.device.type == "cpu" and len(parts := row_parts(logits_BV)) > 1:
         sampled = [
             sample_tokens(logits_BV[p], keys_B2[p], positions_B[p], sampling, seen_BL[p])
@@ -44,8 +44,11 @@ def sample_tokens(
 
 
 def _takes_cpu_kernel(logits_BV: Tensor, sampling: Sampling) -> bool:
-    here = logits_BV.device.type == "cpu" and logits_BV.dtype == torch.float32
-    return here and keeps_all_tokens(sampling) and compiled_kernels() is not None
+    return (
+        logits_BV.device.type == "cpu"
+        and keeps_all_tokens(sampling)
+        and compiled_kernels() is not None
+    )
 
 
 def keeps_all_tokens(sampling: Sampling) -> bool:

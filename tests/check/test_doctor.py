@@ -90,6 +90,16 @@ def test_a_driver_that_torch_cannot_use_is_a_fix(monkeypatch: pytest.MonkeyPatch
     assert line.status == "fix" and "pip install" in line.fix
 
 
+@pytest.mark.parametrize(("speed", "lines"), [(1.1, 1), (4.9, 2)])
+def test_a_cpu_with_bf16_is_told(speed: float, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("groupwise.check.peak.bf16_speed", lambda: speed)
+    told = list(doctor.device())
+    assert len(told) == lines
+    assert lines == 1 or "precision=bf16" in told[1].fix
+
+
 def test_being_offline_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: object, timeout: float) -> None:
         assert timeout <= 5

@@ -169,7 +169,7 @@ def test_a_server_of_one_session_serves_many_episodes(start: Start) -> None:
 
 def test_a_server_that_breaks_costs_its_own_episode_only() -> None:
     with fake_server("echo") as (url, fake):
-        broken = {"lost": "lost the connection", "nonsense": "no JSON", "[]": "got the message"}
+        broken = {"lost": "lost the connection", "nonsense": "not JSON", "[]": "got the message"}
         broken["liar"] = "gave the reward"
         *failed, good = play(url, *([turn, "end"] for turn in broken), ["hello", "end"])
         for (turn, why), episode in zip(broken.items(), failed, strict=True):

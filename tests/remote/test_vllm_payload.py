@@ -185,7 +185,7 @@ def test_uploads_are_loaded_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
         "too short": put(fake, b"x" * 32),
         "RUN:STEP": put(fake, whole, x_groupwise_version="run"),
         "abort, wait or keep": put(fake, whole, x_groupwise_running="kill"),
-        "of a difference x-groupwise-base": put(fake, whole, x_groupwise_kind="difference"),
+        "for a difference x-groupwise-base": put(fake, whole, x_groupwise_kind="difference"),
         "does not have weights run:0": put(
             fake, whole, x_groupwise_kind="difference", x_groupwise_base="run:0"
         ),
@@ -194,7 +194,7 @@ def test_uploads_are_loaded_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch)
         "no room": put(fake, whole, content_length="9" * 15),
         "token is missing": put(fake, whole, authorization=""),
         "token is missing or wrong": put(fake, whole, authorization="Bearer no"),
-        "no adapter": put(fake, whole, x_groupwise_kind="adapter"),
+        "not an adapter": put(fake, whole, x_groupwise_kind="adapter"),
     }
     for why, (status, reply) in refused.items():
         assert 400 <= status < 510 and why in reply, (why, status, reply)

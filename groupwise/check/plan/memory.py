@@ -156,7 +156,7 @@ def cache_bytes(shape: Shape, job: Job, gpu: Gpu, held: float) -> float:
     """Keys and values of the answers that are sampled at once, all of them at the length limit."""
     if job.engine in ("vllm", "elsewhere"):
         return 0.0
-    token = 2 * shape.layers * shape.kv * job.number
+    token = 2 * shape.layers * shape.kv * (4 if gpu.is_cpu else job.number)
     rows = min(job.own_answers, job.max_batch)
     if job.engine == "transformers":  # a prompt for each answer
         return rows * (job.prompt_tokens + job.answer_tokens) * token

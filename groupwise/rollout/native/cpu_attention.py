@@ -1,6 +1,6 @@
 """Decode attention over KV pages on a CPU, by our C kernel.
 
-It takes the place of page_attention.py where its numbers are fp32 and its sizes fit.
+It takes the place of page_attention.py where its sizes fit. It computes in fp32.
 """
 
 import numpy as np
@@ -51,10 +51,11 @@ class CpuAttention:
         if norms is not None:
             q, k = norms(q, k)
         keys, values = self.cache.layers[layer]
-        return decode_attention(
-            *(q, k, v, keys, values, self.table, self.kv_lens),
+        out = decode_attention(
+            *(q.float(), k.float(), v.float(), keys, values, self.table, self.kv_lens),
             scale=options.scale,
             window=options.sliding_window or 0,
             softcap=options.softcap or 0.0,
-            rotary=rotary,
+            rotary=rotary and (rotary[0].float(), rotary[1].float()),
         )
+        return out.to(q.dtype)

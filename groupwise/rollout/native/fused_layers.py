@@ -187,8 +187,9 @@ def _kernels_for(device: torch.device, layers: list[Any]) -> LayerKernels | None
         return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05, least_rank=LEAST_RANK)
     if device.type != "cpu" or compiled_kernels() is None:
         return None
-    if all(is_llama_like(layer, torch.float32) for layer in layers):
-        from groupwise.rollout.native.fused_layers_cpu import run_layers
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+        if all(is_llama_like(layer, dtype) for layer in layers):
+            from groupwise.rollout.native.fused_layers_cpu import run_layers
 
-        return LayerKernels(run_layers, rows=(3, 8), tolerance=1e-4)
+            return LayerKernels(run_layers, rows=(3, 8), tolerance=tolerance)
     return None

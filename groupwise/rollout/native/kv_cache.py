@@ -109,6 +109,7 @@ class PagedKVCache:
         return torch.from_numpy(indices).to(self.device)
 
     def write(self, layer: int, places: list[Place], k_TKD: Tensor, v_TKD: Tensor) -> None:
+        k_TKD, v_TKD = (x.to(self.shape.dtype) for x in (k_TKD, v_TKD))
         for chunk, tokens, pages, positions in places:
             keys, values = self.chunks[chunk][layer]
             whole = len(places) == 1
@@ -153,4 +154,6 @@ def kv_shape(policy: Policy) -> KVShape:
     k, _, dtype = seen.get(0, (torch.Size(), torch.Size((0,)), torch.float32))
     if set(seen.values()) != {(k, k, dtype)} or sorted(seen) != list(range(len(seen))):
         raise UnsupportedAttention("its layers have keys and values of different shapes")
+    if policy.device.type == "cpu":
+        dtype = torch.float32  # which our kernel reads, and CPUs are as fast with
     return KVShape(len(seen), k[1], k[3], dtype, policy.device, query_heads)

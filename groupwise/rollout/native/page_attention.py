@@ -111,7 +111,8 @@ class PageAttention:
         """(n, H, 1, D) queries, (n, K, 1, D) new keys and values to (n, 1, H, D)."""
         self.cache.write(layer, self.new_places, k[:, :, 0], v[:, :, 0])
         rows, heads, _, size = q.shape
-        q_nKGD = (q * options.scale).view(rows, k.shape[1], -1, size)
+        scaled = q.to(self.cache.shape.dtype) * options.scale
+        q_nKGD = scaled.view(rows, k.shape[1], -1, size)
         parts = [self._partial(layer, i, q_nKGD, options) for i in range(len(self.visits))]
         maxima, sums, values = parts[0]
         if len(parts) > 1:

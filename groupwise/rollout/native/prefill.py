@@ -103,7 +103,7 @@ class PrefillAttention:
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
     ) -> Tensor:
         if len(self.held):
-            held = self.cache.read(layer, self.held).transpose(2, 3).flatten(1, 2)
+            held = self.cache.read(layer, self.held).transpose(2, 3).flatten(1, 2).to(k.dtype)
             k, v = (torch.cat(pair) for pair in zip(held, (k, v), strict=True))
         return self.sequences.attention(q, k, v, options)
 

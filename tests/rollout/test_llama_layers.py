@@ -1,5 +1,6 @@
 """Layers by our own kernels on a CPU: norms of heads, adapters, and weights that change."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -67,6 +68,25 @@ def test_norms_of_queries_and_keys() -> None:
 def test_adapters_are_part_of_the_layers(family: str, targets: list[str]) -> None:
     policy = adapted(family, targets=targets)
     check(policy, NativeEngine(policy, 16))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+@torch.no_grad()
+def test_models_in_bf16_are_sampled_from_on_a_cpu(family: str) -> None:
+    """Layers of Llama's kind by our kernels, with products in bf16; others as they are."""
+    policy = make_policy(random_model(family, torch.bfloat16), tokenizer())
+    exact = copy.deepcopy(policy.model).float()
+    engine = NativeEngine(policy, 16, page=4)
+    gaps = []
+    for request, answers in zip(REQUESTS, generate(engine, REQUESTS, Sampling(12)), strict=True):
+        for answer in answers:
+            tokens = torch.tensor([request.prompt_tokens + answer.tokens])
+            first = len(request.prompt_tokens)
+            logprobs = exact(tokens).logits[0, first - 1 : -1].log_softmax(-1)
+            own = logprobs.gather(-1, tokens[0, first:, None]).squeeze(-1)
+            gaps.append((own - torch.tensor(answer.logprobs)).abs().mean().item())
+    assert max(gaps) < 0.06 and sum(gaps) / len(gaps) < 0.03
+    assert isinstance(engine.layers, FusedLayers) == (family != "gemma2")
 
 
 def test_an_adapter_that_is_trained_on_is_followed() -> None:
