@@ -161,8 +161,6 @@ def _from_pretrained(
         raise ModelError(f"{name!r} on the hub is an adapter: download it and name its folder")
     if not options:
         model.to(device)
-    elif device.type == "cpu":
-        keep_4_bit_layout(model)
     return tokenizer, model
 
 
@@ -188,6 +186,7 @@ def make_policy(
     gradient_checkpointing: bool | Literal["offload"] = False,
 ) -> Policy:
     """Wrap a model already in memory (with the adapter inside it, if any)."""
+    keep_4_bit_layout(model)
     if gradient_checkpointing:
         checkpoint_activations(model, offload=gradient_checkpointing == "offload")
     model.eval()
