@@ -63,13 +63,14 @@ def test_linear_layers_with_norm_gate_and_residual(rows: int, splits: int, depen
     hidden, norm, weight, bias = random(rows, 256), random(256), random(384, 256), random(384)
     normed = F.rms_norm(hidden.double(), (256,), norm.double(), 1e-6)
     left = kernels.for_norm(hidden, norm)
-    tiles = kernels.tiles_for(rows, 256, 384)
+    tiles = kernels.tiles_for(weight, rows)
     out, _ = kernels.launch(left, weight, tiles, bias=bias, eps=1e-6, dependent=dependent)
     assert gap(out, F.linear(normed, weight.double(), bias.double())) < 1e-2
-    gated, _ = kernels.launch(
-        left, random(2 * 384, 256), kernels.gated_tiles(256), eps=1e-6, gated=True
-    )
-    assert gated.shape == (rows, 384)
+    weight = random(2 * 400, 256)  # not a multiple of a program's outputs
+    tiles = kernels.tiles_for(weight, rows, gated=True)
+    gated, _ = kernels.launch(left, weight, tiles, eps=1e-6, gated=True)
+    gate, up = F.linear(normed, weight.double()).chunk(2, -1)
+    assert gap(gated, F.silu(gate) * up) < 1e-2
     down, next_norm = random(256, 384), random(256)
     tiles = kernels.Tiles(32, splits)
     options = {"residual": hidden, "next_norm": next_norm, "dependent": dependent}
@@ -91,12 +92,16 @@ def test_sampled_log_probs_are_those_of_the_models_own_layers(
     assert isinstance(fused_layers(policy), FusedLayers)
     requests = [Request((5, 6, 7 + i), tuple(range(rows[1]))) for i in range(rows[0])]
     engine = NativeEngine(policy, 128, compile_layers=True)
+    gaps = list[Tensor]()
     for request, answers in zip(requests, generate(engine, requests, Sampling(40)), strict=True):
         for answer in answers:
             tokens = torch.tensor([request.prompt_tokens + answer.tokens], device="cuda")
             logprobs = policy.model(tokens).logits[0].float().log_softmax(-1)
             own = logprobs[2:-1].gather(-1, tokens[0, 3:, None]).squeeze(-1)
-            assert (own.cpu() - torch.tensor(answer.logprobs)).abs().mean() < 0.05
+            gaps.append((own.cpu() - torch.tensor(answer.logprobs)).abs())
+    gap_each = torch.cat(gaps)  # of a single token rounding alone is up to 0.2
+    assert gap_each.mean() < 0.05
+    assert gap_each.max() < 0.5
     assert isinstance(engine.graphs and engine.graphs.layers, FusedLayers)
 
 

@@ -7,7 +7,6 @@ program that comes last merges their parts, always in the same order. Triton com
 CUDA; elsewhere `kv_cache.py` does the same in torch.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +15,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupwise.rollout.native.kernel_launch import arrival_counters, overlaps_launches
+from groupwise.rollout.native.kernel_launch import (
+    arrival_counters,
+    multiprocessors,
+    overlaps_launches,
+)
 from groupwise.rollout.native.llama_layer import HeadNorms
 from groupwise.rollout.native.rotary_kernel import load_heads, load_rotary
 
@@ -281,10 +284,5 @@ def split_count(pairs: int, longest: int, head_bytes: int, device: torch.device)
     run at once: a few more than there is room for would take as long as twice as many.
     """
     per_sm = PROGRAM_BYTES // (2 * tile_size(head_bytes) * head_bytes)
-    at_once = max(per_sm, 1) * _multiprocessors(device)
+    at_once = max(per_sm, 1) * multiprocessors(device)
     return max(1, min(at_once // pairs, -(-longest // MIN_SPLIT), MAX_SPLITS))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -58,7 +58,7 @@ class LayerKernels:
 
     run: RunLayers
     rows: tuple[int, ...]
-    """With so many at once: few, and many."""
+    """With so many at once: as few and as many as are computed in different ways."""
     tolerance: float
     """How far from the model's own layers it may be, relative to these."""
     least_rank: int = 1
@@ -184,7 +184,7 @@ def _kernels_for(device: torch.device, layers: list[Any]) -> LayerKernels | None
             return None
         from groupwise.rollout.native.fused_layers_cuda import LEAST_RANK, run_layers
 
-        return LayerKernels(run_layers, rows=(3, 100), tolerance=0.05, least_rank=LEAST_RANK)
+        return LayerKernels(run_layers, rows=(3, 40, 100), tolerance=0.05, least_rank=LEAST_RANK)
     if device.type != "cpu" or compiled_kernels() is None:
         return None
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):

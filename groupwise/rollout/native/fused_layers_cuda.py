@@ -45,10 +45,7 @@ def _launch(x: Any, projection: Projection, *, gated: bool = False, **options: A
     if added is not None:
         tiles = kernels.low_rank_tiles(weight.shape[1])
         options["low_rank"] = kernels.launch(source, added.down, tiles)[0], added.up
-    inputs, outputs = weight.shape[::-1]
-    tiles = kernels.gated_tiles(inputs)
-    if not gated:
-        tiles = kernels.tiles_for(len(source), inputs, outputs)
+    tiles = kernels.tiles_for(weight, len(source), gated=gated)
     return kernels.launch(x, weight, tiles, bias=projection.bias, gated=gated, **options)
 
 
@@ -60,7 +57,7 @@ def _many_rows(
         hidden, x = kernels.add_norm(hidden, delta, layer.attention_norm, layer.eps)
         delta = _product(attended(n, _product(x, layer.qkv)), layer.output)
         hidden, x = kernels.add_norm(hidden, delta, layer.mlp_norm, layer.eps)
-        delta = _product(_gated(x, layer.gate_up), layer.down)
+        delta = _product(kernels.gate_each(_product(x, layer.gate_up)), layer.down)
     return kernels.add_norm(hidden, delta, last_norm, layers[-1].eps)[1]
 
 
@@ -69,12 +66,3 @@ def _product(x: Tensor, projection: Projection) -> Tensor:
     if added := projection.low_rank:
         out.addmm_(F.linear(x, added.down), added.up.t())
     return out
-
-
-def _gated(x: Tensor, gate_up: Projection) -> Tensor:
-    if len(x) > kernels.FEW_GATED_ROWS:
-        return kernels.gate_each(_product(x, gate_up))
-    added = gate_up.low_rank
-    low_rank = (F.linear(x, added.down), added.up) if added else None
-    tiles = kernels.gated_tiles(x.shape[1])
-    return kernels.launch(x, gate_up.weight, tiles, gated=True, low_rank=low_rank)[0]

@@ -1,4 +1,4 @@
-"""What the kernels of a decode step share: counters, and whether they may overlap."""
+"""What the kernels of a decode step share: counters, and what the GPU has and can do."""
 
 from functools import cache
 
@@ -21,3 +21,8 @@ def arrival_counters(device: torch.device) -> Tensor:
 def overlaps_launches(device: torch.device) -> bool:
     """Programmatic dependent launch: NVIDIA's GPUs from Hopper on have it."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,9 +2,9 @@
 
 With few rows a product waits for its weights alone, and for its kernel to start. One kernel reads
 each weight once, in small tiles so that all of the GPU reads, and does the rest on the way: bias,
-RMS norm, silu(gate) * up, the residual sum. Weights do not depend on the kernel before, so they are
-fetched into the cache while that one ends (programmatic dependent launch). With more rows a matrix
-library computes the products, and small kernels the rest.
+RMS norm, silu(gate) * up, the residual sum. It may start while the kernel before it ends
+(programmatic dependent launch). With more rows a matrix library computes the products, and small
+kernels the rest.
 
 A norm needs a row's sum of squares, which no tile of outputs has. So whoever computes the hidden
 states leaves, beside them, their product with the next norm's weight and the sum of squares of each
@@ -20,12 +20,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from groupwise.rollout.native.kernel_launch import arrival_counters, overlaps_launches
+from groupwise.rollout.native.kernel_launch import (
+    arrival_counters,
+    multiprocessors,
+    overlaps_launches,
+)
 
-FEW_ROWS = 32
+FEW_ROWS = 64
 """Up to so many rows our own products are faster than a matrix library's with kernels around."""
-FEW_GATED_ROWS = 64
-"""The same of the gated product, which saves a kernel."""
 SIZES = 64
 """Numbers of inputs and outputs must be multiples of it."""
 NORM_TILE = 64
@@ -46,21 +48,18 @@ def _linear(
     norm_ptr, weighted_ptr, out_squares_ptr, between_ptr, low_rank_ptr, parts_ptr, arrived_ptr,
     rows, outputs, norm_tiles, eps,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, INPUTS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    WIDTH: tl.constexpr, HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr, RANK: tl.constexpr, RANK_TOGETHER: tl.constexpr,
-    LINES: tl.constexpr, DEPENDENT: tl.constexpr, T: tl.constexpr,
+    DEPENDENT: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """N outputs of all rows; of SPLITS programs for these, the last to arrive adds up."""
+    """WIDTH outputs of all rows; of SPLITS programs for these, the last to arrive adds up."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    r, i = tl.arange(0, M), tl.arange(0, K)
-    o = tile * N + tl.arange(0, N)
+    r, i, n = tl.arange(0, M), tl.arange(0, K), tl.arange(0, N)
+    o = tile * WIDTH + n
     inside = r < rows
+    mine = (n < WIDTH) & (o < outputs)
     first, last = INPUTS // K * split // SPLITS, INPUTS // K * (split + 1) // SPLITS
     if DEPENDENT:
-        if LINES > 0:
-            _prefetch(weight_ptr, o, first * K, last * K, INPUTS, LINES)
-            if GATED:
-                _prefetch(weight_ptr + outputs * INPUTS, o, first * K, last * K, INPUTS, LINES)
         gdc_wait()
         gdc_launch_dependents()
     x_ptrs = x_ptr + r[None, :] * INPUTS + i[:, None]
@@ -68,9 +67,10 @@ def _linear(
     acc, up = tl.zeros([N, M], tl.float32), tl.zeros([N, M], tl.float32)
     for step in range(first, last):
         x = tl.load(x_ptrs + step * K, mask=inside[None, :], other=0.0)
-        acc = tl.dot(tl.load(weight_ptrs + step * K), x, acc)
+        acc = tl.dot(_load_rows(weight_ptrs + step * K, mine, WIDTH < N), x, acc)
         if GATED:
-            up = tl.dot(tl.load(weight_ptrs + outputs * INPUTS + step * K), x, up)
+            up_ptrs = weight_ptrs + outputs * INPUTS + step * K
+            up = tl.dot(_load_rows(up_ptrs, mine, WIDTH < N), x, up)
     if RANK > 0:  # noqa: SIM102  (decided when the kernel is compiled, the next when it runs)
         if split == 0:
             for begin in tl.static_range(0, RANK, RANK_TOGETHER):
@@ -79,9 +79,10 @@ def _linear(
                     between_ptr + r[None, :] * RANK + k[:, None], mask=inside[None, :], other=0.0
                 )
                 low_rank_ptrs = low_rank_ptr + o[:, None] * RANK + k[None, :]
-                acc = tl.dot(tl.load(low_rank_ptrs), between, acc)
+                acc = tl.dot(_load_rows(low_rank_ptrs, mine, WIDTH < N), between, acc)
                 if GATED:
-                    up = tl.dot(tl.load(low_rank_ptrs + outputs * RANK), between, up)
+                    up_ptrs = low_rank_ptrs + outputs * RANK
+                    up = tl.dot(_load_rows(up_ptrs, mine, WIDTH < N), between, up)
     if SPLITS > 1:
         parts = parts_ptr + tile * SPLITS * N * M
         place = tl.arange(0, N)[:, None] * M + r[None, :]
@@ -111,7 +112,12 @@ def _linear(
         residual = tl.load(residual_ptr + at, mask=inside[None, :], other=0.0)
         out = (out.to(tl.float32) + residual.to(tl.float32)).to(kind)
         _leave_for_norm(out, o, at, inside, r, rows, tile, norm_ptr, weighted_ptr, out_squares_ptr)
-    tl.store(out_ptr + at, out, mask=inside[None, :])
+    tl.store(out_ptr + at, out, mask=inside[None, :] & mine[:, None])
+
+
+@triton.jit
+def _load_rows(row_ptrs, mine, MASKED: tl.constexpr):
+    return tl.load(row_ptrs, mask=mine[:, None], other=0.0) if MASKED else tl.load(row_ptrs)
 
 
 @triton.jit
@@ -121,17 +127,6 @@ def _leave_for_norm(hidden, o, at, inside, r, rows, tile, norm_ptr, weighted_ptr
     weighted = wide * tl.load(norm_ptr + o).to(tl.float32)[:, None]
     tl.store(weighted_ptr + at, weighted.to(hidden.dtype), mask=inside[None, :])
     tl.store(squares_ptr + tile * rows + r, tl.sum(wide * wide, 0), mask=inside)
-
-
-@triton.jit
-def _prefetch(weight_ptr, o, first, last, INPUTS: tl.constexpr, LINES: tl.constexpr):
-    """Ask for a tile's weights, one cache line (64 of them) at a time, and do not wait."""
-    line = first + 64 * tl.arange(0, LINES)
-    line = tl.minimum(line, last - 64)
-    places = (weight_ptr + o[:, None] * INPUTS + line[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], tl.int32, False, 1
-    )
 
 
 @triton.jit
@@ -190,42 +185,37 @@ def _for_norm(
 
 
 class Tiles(NamedTuple):
-    """How a product is divided: outputs of a program, how many share them, and how it is run."""
+    """How a product is divided, and how a program is run."""
 
-    outputs: int
+    width: int
+    """Outputs of a program."""
     splits: int = 1
+    """Programs that share these, each with a part of the inputs."""
     inputs: int = 128
-    warps: int = 4
+    """That are multiplied at once."""
     stages: int = 4
-    prefetch: int = 0
-    """Cache lines of each output's weights that are asked for before the kernel's turn."""
 
 
 # Measured on one H200 with the shapes of Qwen2.5-0.5B, -1.5B and -3B, and of Llama-3-8B.
-LARGE = 4096
-"""From so many inputs and outputs on larger tiles keep all of the GPU busy, too."""
-
-
-def tiles_for(rows: int, inputs: int, outputs: int) -> Tiles:
-    """With many inputs a few programs share each tile's outputs: there are few of these."""
-    if min(inputs, outputs) >= LARGE:
-        return Tiles(64, splits=2 if inputs < 2 * outputs else 4, inputs=64, stages=5)
-    tile = 128 if inputs % 128 == 0 else SIZES
-    if inputs < 2 * outputs:
-        return Tiles(16, inputs=tile, warps=4 if rows <= 16 else 2, stages=6, prefetch=4)
-    if outputs < 2048:
-        return Tiles(32, splits=8, inputs=tile)
-    return Tiles(32, splits=4, inputs=tile, warps=2)
-
-
-def gated_tiles(inputs: int) -> Tiles:
-    return Tiles(64, inputs=64, stages=3 if inputs < LARGE else 5)
+def tiles_for(weight: Tensor, rows: int, *, gated: bool = False) -> Tiles:
+    """All multiprocessors read equally much, since the last to end decides how long it takes."""
+    outputs, inputs = weight.shape
+    at_once = multiprocessors(weight.device)
+    if not gated:
+        tile = 128 if inputs % 128 == 0 else SIZES
+        splits = min(at_once // (outputs // 64), inputs // tile // 2)
+        return Tiles(64, max(splits, 1), inputs=tile)
+    width = 64
+    if rows > 16:  # with fewer, equal tiles that run side by side are as good
+        rounds = triton.cdiv(outputs // 2, at_once * width)
+        width = triton.cdiv(outputs // 2, at_once * rounds)
+    return Tiles(width, inputs=64)
 
 
 def low_rank_tiles(inputs: int) -> Tiles:
     """Few outputs: many programs share them."""
     tile = 128 if inputs % 128 == 0 else SIZES
-    return Tiles(16, splits=min(16, inputs // tile), inputs=tile)
+    return Tiles(16, min(16, inputs // tile), inputs=tile)
 
 
 def launch(
@@ -250,35 +240,35 @@ def launch(
     rows, inputs = source.shape
     outputs = len(weight) // 2 if gated else len(weight)
     assert source.is_contiguous() and weight.is_contiguous() and weight.shape[1] == inputs
-    assert inputs % tiles.inputs == 0 and outputs % tiles.outputs == 0
-    assert tiles.splits == 1 or not gated
+    assert inputs % tiles.inputs == 0
+    assert outputs % tiles.width == 0 if not gated else tiles.splits == 1
     between, up = low_rank or (source, weight)
     rank = between.shape[1] if low_rank else 0
     assert not rank or (between.is_contiguous() and up.shape == (len(weight), rank))
     dependent = dependent and overlaps_launches(source.device)
-    padded = max(16, triton.next_power_of_2(rows))
+    padded, n = (max(16, triton.next_power_of_2(count)) for count in (rows, tiles.width))
+    count = triton.cdiv(outputs, tiles.width)
     out = source.new_empty(rows, outputs)
     left = None
     if residual is not None:
         assert residual.is_contiguous()
-        sums = torch.empty(outputs // tiles.outputs, rows, device=source.device)
+        sums = torch.empty(count, rows, device=source.device)
         left = Normed(torch.empty_like(out), sums)
     parts = arrival = out
     if tiles.splits > 1:
-        size = outputs * tiles.splits * padded
+        size = count * tiles.splits * n * padded
         parts, arrival = torch.empty(size, device=source.device), arrival_counters(source.device)
     kernel: Any = _linear  # called as kernel[grid](...), which its type does not know
-    kernel[outputs // tiles.outputs, tiles.splits](
+    kernel[count, tiles.splits](
         source, out if squares is None else squares, weight, out if bias is None else bias,
         out if residual is None else residual, out,
         out if next_norm is None else next_norm, *(left or (out, out)), between, up, parts, arrival,
         rows, outputs, 0 if squares is None else len(squares), eps,
-        M=padded, N=tiles.outputs, K=tiles.inputs, INPUTS=inputs, SPLITS=tiles.splits,
+        M=padded, N=n, K=tiles.inputs, INPUTS=inputs, SPLITS=tiles.splits, WIDTH=tiles.width,
         HAS_NORM=squares is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        GATED=gated, RANK=rank, RANK_TOGETHER=max(min(rank, 64), 16), LINES=tiles.prefetch,
-        DEPENDENT=dependent,
+        GATED=gated, RANK=rank, RANK_TOGETHER=max(min(rank, 64), 16), DEPENDENT=dependent,
         T=16 if squares is None else triton.next_power_of_2(len(squares)),
-        num_warps=tiles.warps, num_stages=tiles.stages, launch_pdl=dependent,
+        num_warps=4, num_stages=tiles.stages, launch_pdl=dependent,
     )  # fmt: skip
     return out, left
 
@@ -329,10 +319,10 @@ def gated_product(x: Tensor, weight: Tensor) -> Tensor:
     """(..., inputs) and the (2 * outputs, inputs) weights of gate and up to (..., outputs)."""
     outputs, inputs = weight.shape[0] // 2, weight.shape[1]
     flat = x.reshape(-1, inputs).contiguous()
-    if len(flat) > FEW_GATED_ROWS:
+    if len(flat) > FEW_ROWS:
         out = gate_each(F.linear(flat, weight))
     else:
-        out, _ = launch(flat, weight, gated_tiles(inputs), gated=True)
+        out, _ = launch(flat, weight, tiles_for(weight, len(flat), gated=True), gated=True)
     return out.view(*x.shape[:-1], outputs)
 
 
