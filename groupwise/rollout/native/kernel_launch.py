@@ -26,3 +26,9 @@ def overlaps_launches(device: torch.device) -> bool:
 @cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program can have: what a multiprocessor has, but for a kilobyte."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024

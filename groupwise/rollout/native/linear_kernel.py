@@ -24,6 +24,7 @@ from groupwise.rollout.native.kernel_launch import (
     arrival_counters,
     multiprocessors,
     overlaps_launches,
+    shared_memory,
 )
 
 FEW_ROWS = 64
@@ -185,7 +186,7 @@ def _for_norm(
 
 
 class Tiles(NamedTuple):
-    """How a product is divided, and how a program is run."""
+    """How a product is divided."""
 
     width: int
     """Outputs of a program."""
@@ -193,7 +194,10 @@ class Tiles(NamedTuple):
     """Programs that share these, each with a part of the inputs."""
     inputs: int = 128
     """That are multiplied at once."""
-    stages: int = 4
+
+
+STAGES = 4
+"""Of so many tiles of inputs the weights are on their way, if shared memory has room for them."""
 
 
 # Measured on one H200 with the shapes of Qwen2.5-0.5B, -1.5B and -3B, and of Llama-3-8B.
@@ -204,7 +208,7 @@ def tiles_for(weight: Tensor, rows: int, *, gated: bool = False) -> Tiles:
     if not gated:
         tile = 128 if inputs % 128 == 0 else SIZES
         splits = min(at_once // (outputs // 64), inputs // tile // 2)
-        return Tiles(64, max(splits, 1), inputs=tile)
+        return Tiles(64, max(splits, 1), tile)
     width = 64
     if rows > 16:  # with fewer, equal tiles that run side by side are as good
         rounds = triton.cdiv(outputs // 2, at_once * width)
@@ -215,7 +219,7 @@ def tiles_for(weight: Tensor, rows: int, *, gated: bool = False) -> Tiles:
 def low_rank_tiles(inputs: int) -> Tiles:
     """Few outputs: many programs share them."""
     tile = 128 if inputs % 128 == 0 else SIZES
-    return Tiles(16, min(16, inputs // tile), inputs=tile)
+    return Tiles(16, min(16, inputs // tile), tile)
 
 
 def launch(
@@ -258,6 +262,8 @@ def launch(
     if tiles.splits > 1:
         size = count * tiles.splits * n * padded
         parts, arrival = torch.empty(size, device=source.device), arrival_counters(source.device)
+    stage_bytes = (n * (2 if gated else 1) + padded) * tiles.inputs * source.element_size()
+    stages = min(STAGES, max(shared_memory(source.device) // stage_bytes, 1))
     kernel: Any = _linear  # called as kernel[grid](...), which its type does not know
     kernel[count, tiles.splits](
         source, out if squares is None else squares, weight, out if bias is None else bias,
@@ -268,7 +274,7 @@ def launch(
         HAS_NORM=squares is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         GATED=gated, RANK=rank, RANK_TOGETHER=max(min(rank, 64), 16), DEPENDENT=dependent,
         T=16 if squares is None else triton.next_power_of_2(len(squares)),
-        num_warps=4, num_stages=tiles.stages, launch_pdl=dependent,
+        num_warps=4, num_stages=stages, launch_pdl=dependent,
     )  # fmt: skip
     return out, left
 
