@@ -1,10 +1,11 @@
-"""The two kernels of a decode step on a GPU, against the time that reading their input takes.
+"""The kernels of a decode step on a GPU, against the time that reading their input takes.
 
     python benchmarks/decode_kernels.py
 
 Attention: the keys and values of one layer of Qwen2.5-0.5B, -1.5B and -3B, rows of random lengths,
-pages in random order. Sampling: logits over 151,936 tokens. Each is a CUDA graph that goes through
-more data than the cache holds; the median of some replays counts.
+pages in random order. Sampling: logits over 151,936 tokens. Layers: all of a model's, with few rows
+by our own products and by the matrix library's. Each is a CUDA graph that goes through more data
+than the cache holds; the median of some replays counts.
 """
 
 import random
@@ -13,11 +14,15 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from groupwise.rollout.native import decode_kernel, fused_layers_cuda, linear_kernel
 from groupwise.rollout.native.decode_kernel import decode_attention
+from groupwise.rollout.native.llama_layer import layer_weights
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.types import Sampling
+from sidebyside.models import SHAPES
 
 PAGE, VOCAB = 64, 151_936
 BYTES = 400e6
@@ -90,10 +95,53 @@ def sampling(rows: int) -> tuple[float, float]:
     return microseconds(run) / len(logits), read
 
 
+class Layers:
+    """All decoder layers of a shape, with random weights."""
+
+    def __init__(self, shape: str) -> None:
+        with torch.device("cuda"):
+            config = SHAPES[shape]()
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        self.layers = [layer_weights(layer, least_rank=16) for layer in model.model.layers]
+        self.last_norm, self.hidden_size = model.model.norm.weight, config.hidden_size
+        self.bytes = sum(p.nbytes for p in model.model.layers.parameters())
+
+    def measure(self, rows: int, kv_lens: list[int], few_rows: int) -> tuple[float, float]:
+        """Microseconds, and bytes of weights, keys and values; up to `few_rows` rows ours."""
+        first = self.layers[0]
+        heads, kv_heads, size = first.heads, first.kv_heads, first.head_size
+        width = max(kv_lens) // PAGE + 1
+        caches = [random_tensor(2, rows * width, kv_heads, PAGE, size) for _ in self.layers]
+        table = torch.randperm(rows * width, device="cuda").view(rows, width)
+        table *= kv_heads * PAGE * size
+        lens, rotary = torch.tensor(kv_lens, device="cuda"), random_tensor(2, rows, size)
+        hidden = random_tensor(rows, self.hidden_size)
+
+        def attended(n: int, qkv: Tensor) -> Tensor:
+            q, k, v = qkv.view(rows, -1, 1, size).split([heads, kv_heads, kv_heads], dim=1)
+            keys, values = caches[n]
+            splits = decode_kernel.splits_of(q, k, keys, table)
+            out = decode_kernel.launch(
+                q, k, v, keys, values, table, lens, size**-0.5, 0, 0.0, splits,
+                rotary=(rotary[0], rotary[1]), dependent=True,
+            )  # fmt: skip
+            return out.reshape(rows, -1)
+
+        kept, linear_kernel.FEW_ROWS = linear_kernel.FEW_ROWS, few_rows
+        try:
+            took = microseconds(
+                lambda: fused_layers_cuda.run_layers(self.layers, self.last_norm, hidden, attended)
+            )
+        finally:
+            linear_kernel.FEW_ROWS = kept
+        return took, self.bytes + sum(kv_lens) * len(self.layers) * 2 * kv_heads * size * 2
+
+
 def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
 
 
+@torch.no_grad()
 def main() -> None:
     peak = bandwidth()
     print(f"{torch.cuda.get_device_name()}: a pass over large tensors moves {peak / 1e6:.2f} TB/s")
@@ -104,11 +152,18 @@ def main() -> None:
         print(line(f"attention {name}, {rows} rows of {lengths}", took, read, peak))
     for rows in (256, 128, 16):
         print(line(f"sampling {rows} rows", *sampling(rows), peak))
+    for shape in ("shape:0.5b", "shape:1.5b", "shape:3b", "shape:8b"):
+        layers = Layers(shape)
+        for rows in (16, 32, 64, 128):
+            kv_lens = [rng.randint(200, 600) for _ in range(rows)]
+            for products, few_rows in (("our", rows), ("the library's", 0)):
+                what = f"layers of {shape}, {rows} rows, {products} products"
+                print(line(what, *layers.measure(rows, kv_lens, few_rows), peak))
 
 
 def line(what: str, took: float, read: float, peak: float) -> str:
     return (
-        f"{what:44} {took:7.1f} us {read / took / 1e6:6.2f} TB/s {took * peak / read:5.2f} floors"
+        f"{what:54} {took:7.1f} us {read / took / 1e6:6.2f} TB/s {took * peak / read:5.2f} floors"
     )
 
 
