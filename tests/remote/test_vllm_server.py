@@ -3,6 +3,7 @@
 import asyncio
 import pathlib
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request as Get
@@ -113,25 +114,39 @@ def test_pushed_weights_are_what_answers_come_from(server: Running) -> None:
 
 
 def test_in_flight_answers_go_on_by_weights_that_arrive_as_a_difference(server: Running) -> None:
+    """Twelve at a time are drawn, one after the other, until the weights are there: some are half
+    done then, however fast they grow."""
     policy = tiny()
     sampler = engine(server, policy, "in_flight")
     sync(sampler, 0)
-    asked = requests(policy, answers=4)
+    answers: list[Completion] = []
 
-    async def flight() -> list[tuple[Completion, ...]]:
-        sampling = Sampling(100, temperature=2.0)
-        drawn = [asyncio.create_task(sampler.sample(one, sampling)) for one in asked]
-        await asyncio.sleep(0.3)
-        with torch.no_grad():
-            for weight in policy.model.parameters():
-                weight.view(-1)[::97] *= 1.05
-        await asyncio.to_thread(sync, sampler, 1)
-        return await asyncio.gather(*drawn)
+    async def flight() -> None:
+        began, arrived = asyncio.Event(), asyncio.Event()
 
-    groups = asyncio.run(flight())
+        async def draw(prompt: tuple[int, ...], stream: int) -> None:
+            for number in count():
+                request = Request(prompt, (answer_key(0, stream, number),))
+                answers.extend(await sampler.sample(request, Sampling(100, temperature=2.0)))
+                began.set()
+                if arrived.is_set():
+                    return
+
+        async with asyncio.TaskGroup() as streams:
+            for stream, request in enumerate(4 * requests(policy, answers=0)):
+                streams.create_task(draw(request.prompt_tokens, stream))
+            await began.wait()
+            with torch.no_grad():
+                for weight in policy.model.parameters():
+                    weight.view(-1)[::97] *= 1.05
+            await asyncio.to_thread(sync, sampler, 1)
+            arrived.set()
+
+    asyncio.run(flight())
     assert sampler.published.difference is not None
-    versions = [answer.versions for group in groups for answer in group if answer.versions]
+    versions = [answer.versions for answer in answers if answer.versions]
     assert versions and all([v for _, v in parts] == [0, 1] for parts in versions)
+    assert {answer.version for answer in answers if not answer.versions} <= {0, 1}
     greedy = generate(sampler, requests(policy, answers=1), GREEDY)
     same_answers(
         generate(NativeEngine(policy, max_batch=8), requests(policy, answers=1), GREEDY), greedy
