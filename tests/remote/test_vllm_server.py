@@ -3,6 +3,7 @@
 import asyncio
 import pathlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from urllib.error import HTTPError
@@ -21,7 +22,7 @@ from groupwise.rollout.noise import answer_key
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import train
 from groupwise.types import Completion, Group, Problem, Request, Sampling
-from real_vllm import STEPS, TOKEN, Running, config, needs_vllm
+from real_vllm import BATCH, STEPS, TOKEN, Running, config, needs_vllm
 from updates import policy_logprobs
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
@@ -114,27 +115,30 @@ def test_pushed_weights_are_what_answers_come_from(server: Running) -> None:
 
 
 def test_in_flight_answers_go_on_by_weights_that_arrive_as_a_difference(server: Running) -> None:
-    """Twelve at a time are drawn, one after the other, until the weights are there: some are half
-    done then, however fast they grow."""
-    policy = tiny()
+    """Until the weights are there the server always has more to do than fits into a batch, so some
+    answers are half done then, at any speed."""
+    policy = replace(tiny(), eos_ids=())  # answers are as long as they may be
     sampler = engine(server, policy, "in_flight")
     sync(sampler, 0)
+    prompts = [request.prompt_tokens for request in requests(policy, answers=0)]
     answers: list[Completion] = []
 
     async def flight() -> None:
         began, arrived = asyncio.Event(), asyncio.Event()
 
-        async def draw(prompt: tuple[int, ...], stream: int) -> None:
+        async def draw(stream: int) -> None:
+            """One answer after the other; those of two streams do not end at the same time."""
+            sampling = Sampling(60 + stream, temperature=2.0)
             for number in count():
-                request = Request(prompt, (answer_key(0, stream, number),))
-                answers.extend(await sampler.sample(request, Sampling(100, temperature=2.0)))
+                key = answer_key(0, stream, number)
+                answers.extend(await sampler.sample(Request(prompts[stream % 3], (key,)), sampling))
                 began.set()
                 if arrived.is_set():
                     return
 
         async with asyncio.TaskGroup() as streams:
-            for stream, request in enumerate(4 * requests(policy, answers=0)):
-                streams.create_task(draw(request.prompt_tokens, stream))
+            for stream in range(3 * BATCH):
+                streams.create_task(draw(stream))
             await began.wait()
             with torch.no_grad():
                 for weight in policy.model.parameters():
