@@ -35,12 +35,11 @@ class Held:
     def __init__(self, folder: pathlib.Path, *steps: int) -> None:
         self.folder = gates(folder)
         self.folder.mkdir(parents=True)
-        self.tracker = f"{__file__}:Gate"
-        self.words = (f"tracking.own=[{self.tracker}]",)
+        self.words = (f"tracking.own=[{__file__}:Gate]",)
         for step in steps:
             (self.folder / f"{step}").touch()
 
-    def wait(self, step: int, process: "subprocess.Popen[Any]") -> None:
+    def wait(self, step: int, process: subprocess.Popen[Any]) -> None:
         """Until the run, which is this process's, waits there."""
         reached = self.folder / f"{step}.reached"
         wait_until(lambda: reached.exists() or process.poll() is not None, SECONDS)
