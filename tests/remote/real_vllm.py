@@ -24,9 +24,12 @@ needs_vllm = pytest.mark.skipif(
     not (PYTHON.parent.parent / ".ready").exists(), reason="no .venv-vllm: `make vllm` makes it"
 )
 
+BATCH = 16
+"""Answers that grow at the same time; others wait."""
+
 # One thread, a small cache and no compilation: what is tested is not speed.
 FLAGS = ("--enforce-eager", "--max-model-len", "160", "--kv-cache-memory-bytes", "67108864",
-         "--max-num-seqs", "16")  # fmt: skip
+         "--max-num-seqs", str(BATCH))  # fmt: skip
 ENVIRONMENT = {
     **os.environ, "GROUPWISE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING",

@@ -5,8 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -19,6 +17,8 @@ from safetensors.torch import load_file
 from groupwise.recipe import write_config
 from groupwise.tracking.run import read_metrics, read_rollouts
 from groupwise.training.api import train
+from groupwise.training.callbacks import Event
+from held import Held
 from ranks import train_in_ranks
 from real_vllm import (
     COMBINATIONS,
@@ -37,19 +37,6 @@ pytestmark = [pytest.mark.cluster, needs_vllm]
 @pytest.fixture(autouse=True)
 def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPWISE_TOKEN", TOKEN)
-
-
-def after_steps(out: pathlib.Path, steps: int, then: Callable[[], object]) -> None:
-    """`then`, beside what happens meanwhile, once so many steps are logged."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + 240
-        while len(read_metrics(out)) < steps and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if len(read_metrics(out)) >= steps:
-            then()
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def sampled(out: pathlib.Path) -> list[Any]:
@@ -78,8 +65,12 @@ def test_a_run_survives_one_of_two_servers_and_resumes_after_the_only_one_was_ki
 
     survived = tmp_path / "survived"
     caplog.clear()
-    after_steps(survived, 1, second.kill)
-    train(config(servers=[first, second]), survived, quiet=True)
+
+    def kill_the_second(event: Event) -> None:
+        if event.step == 1:
+            second.kill()
+
+    train(config(servers=[first, second]), survived, callbacks=[kill_the_second], quiet=True)
     assert f"{second.url} is gone" in caplog.text
 
     ended = tmp_path / "ended"
@@ -87,18 +78,22 @@ def test_a_run_survives_one_of_two_servers_and_resumes_after_the_only_one_was_ki
     write_config(config(servers=[first]), recipe)
     servers.begin(2)  # the next one is on its way when the only one goes
     servers.begin_for_adapters()
-    after_steps(ended, 2, first.kill)
-    words = ["train", str(recipe), "--out", str(ended), "--quiet"]
-    done = subprocess.run(
+    held = Held(ended, 2)
+    words = ["train", str(recipe), *held.words, "--out", str(ended), "--quiet"]
+    run = subprocess.Popen(
         [sys.executable, "-m", "groupwise", *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
+    held.wait(2, run)
+    first.kill()
+    held.go_on(2)
+    said, _ = run.communicate(timeout=300)
+    assert run.returncode == 2, said
     assert "no vLLM server is left" in said and "Traceback" not in said
-    steps = len(read_metrics(ended))
+    assert len(read_metrics(ended)) == 2
     saved = sorted(folder.name for folder in (ended / "checkpoints").iterdir())
-    assert saved == [f"step-{steps:06d}"] and f"goes on from {ended}" in said
+    assert saved == ["step-000002"] and f"goes on from {ended}" in said
 
     (again,) = servers.ready(1)
     train(config(servers=[again]), ended, quiet=True)

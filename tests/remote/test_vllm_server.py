@@ -3,6 +3,8 @@
 import asyncio
 import pathlib
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request as Get
@@ -20,7 +22,7 @@ from groupwise.rollout.noise import answer_key
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import train
 from groupwise.types import Completion, Group, Problem, Request, Sampling
-from real_vllm import STEPS, TOKEN, Running, config, needs_vllm
+from real_vllm import BATCH, STEPS, TOKEN, Running, config, needs_vllm
 from updates import policy_logprobs
 
 pytestmark = [pytest.mark.cluster, needs_vllm]
@@ -113,25 +115,42 @@ def test_pushed_weights_are_what_answers_come_from(server: Running) -> None:
 
 
 def test_in_flight_answers_go_on_by_weights_that_arrive_as_a_difference(server: Running) -> None:
-    policy = tiny()
+    """Until the weights are there the server always has more to do than fits into a batch, so some
+    answers are half done then, at any speed."""
+    policy = replace(tiny(), eos_ids=())  # answers are as long as they may be
     sampler = engine(server, policy, "in_flight")
     sync(sampler, 0)
-    asked = requests(policy, answers=4)
+    prompts = [request.prompt_tokens for request in requests(policy, answers=0)]
+    answers: list[Completion] = []
 
-    async def flight() -> list[tuple[Completion, ...]]:
-        sampling = Sampling(100, temperature=2.0)
-        drawn = [asyncio.create_task(sampler.sample(one, sampling)) for one in asked]
-        await asyncio.sleep(0.3)
-        with torch.no_grad():
-            for weight in policy.model.parameters():
-                weight.view(-1)[::97] *= 1.05
-        await asyncio.to_thread(sync, sampler, 1)
-        return await asyncio.gather(*drawn)
+    async def flight() -> None:
+        began, arrived = asyncio.Event(), asyncio.Event()
 
-    groups = asyncio.run(flight())
+        async def draw(stream: int) -> None:
+            """One answer after the other; those of two streams do not end at the same time."""
+            sampling = Sampling(60 + stream, temperature=2.0)
+            for number in count():
+                key = answer_key(0, stream, number)
+                answers.extend(await sampler.sample(Request(prompts[stream % 3], (key,)), sampling))
+                began.set()
+                if arrived.is_set():
+                    return
+
+        async with asyncio.TaskGroup() as streams:
+            for stream in range(3 * BATCH):
+                streams.create_task(draw(stream))
+            await began.wait()
+            with torch.no_grad():
+                for weight in policy.model.parameters():
+                    weight.view(-1)[::97] *= 1.05
+            await asyncio.to_thread(sync, sampler, 1)
+            arrived.set()
+
+    asyncio.run(flight())
     assert sampler.published.difference is not None
-    versions = [answer.versions for group in groups for answer in group if answer.versions]
+    versions = [answer.versions for answer in answers if answer.versions]
     assert versions and all([v for _, v in parts] == [0, 1] for parts in versions)
+    assert {answer.version for answer in answers if not answer.versions} <= {0, 1}
     greedy = generate(sampler, requests(policy, answers=1), GREEDY)
     same_answers(
         generate(NativeEngine(policy, max_batch=8), requests(policy, answers=1), GREEDY), greedy

@@ -7,9 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +18,7 @@ from groupwise.recipe import write_config
 from groupwise.remote.worker_client import WorkerClient
 from groupwise.tracking.run import read_metrics, read_rollouts
 from groupwise.training.api import train
+from held import Held, wait_until
 from rollout_workers import TOKEN, in_process, in_thread
 from runs import fingerprint, small_config
 from stubs import requests_until_death
@@ -60,11 +58,14 @@ def test_a_run_without_staleness_is_the_one_in_process_also_after_its_worker_die
     assert fingerprint(tmp_path / "run") == in_process_run
 
 
-def train_command(config: Config, folder: pathlib.Path) -> subprocess.Popen[str]:
+def train_command(
+    config: Config, folder: pathlib.Path, held: Held | None = None
+) -> subprocess.Popen[str]:
     recipe = folder.parent / f"{folder.name}.yaml"
     write_config(config, recipe)
+    words = ["train", str(recipe), *(held.words if held else ()), "--out", str(folder), "--quiet"]
     return subprocess.Popen(
-        [sys.executable, "-m", "groupwise", "train", str(recipe), "--out", str(folder), "--quiet"],
+        [sys.executable, "-m", "groupwise", *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -90,25 +91,6 @@ def is_running(number: int) -> bool:
     except OSError:
         return False
     return state != "Z"
-
-
-def after_steps(folder: pathlib.Path, steps: int, then: Callable[[], None]) -> None:
-    """`then` once so many steps are logged."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + 240
-        while len(read_metrics(folder)) < steps and time.monotonic() < deadline:
-            time.sleep(0.05)
-        then()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()
 
 
 linux = pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -141,31 +123,30 @@ def test_a_worker_the_trainer_and_again_the_trainer_are_ended_and_it_changes_not
     """kill -9 of a worker, which is started again; kill -9 of the trainer, which ends its workers;
     SIGTERM, which keeps what was sampled ahead. Then the run goes on to its end."""
     folder = tmp_path / "run"
-    run = train_command(small_config(*STALE), folder)
-    killed: list[int] = []
-    workers: list[int] = []
-
-    def kill_worker() -> None:
-        killed.append(children(run.pid)[0])
-        os.kill(killed[0], signal.SIGKILL)
-        after_steps(folder, 5, kill_trainer)
-
-    def kill_trainer() -> None:
-        workers.extend(children(run.pid))
-        os.kill(run.pid, signal.SIGKILL)
-
-    after_steps(folder, 2, kill_worker)
+    held = Held(folder, 2, 5, 7)
+    run = train_command(small_config(*STALE), folder, held)
+    held.wait(2, run)
+    killed = children(run.pid)[0]
+    os.kill(killed, signal.SIGKILL)
+    held.go_on(2)
+    held.wait(5, run)  # by then it was asked for answers and given weights, and is missed
+    wait_until(lambda: "is back" in (folder / "log.txt").read_text(), 240)
+    workers = children(run.pid)
+    os.kill(run.pid, signal.SIGKILL)
     said, _ = run.communicate(timeout=400)
     assert run.returncode == -signal.SIGKILL, said
     assert "is gone" in said and "is back" in said
-    assert len(workers) == 2 and killed[0] not in workers
+    assert len(workers) == 2 and killed not in workers
     assert wait_until(lambda: not any(is_running(worker) for worker in workers), 20)
 
-    again = train_command(small_config(*STALE), folder)
-    after_steps(folder, 7, lambda: os.kill(again.pid, signal.SIGTERM))
+    held.go_on(5)
+    again = train_command(small_config(*STALE), folder, held)
+    held.wait(7, again)
+    again.send_signal(signal.SIGTERM)
+    held.go_on(7)
     said, _ = again.communicate(timeout=400)
     assert again.returncode == 3 and "resuming" in said, said
-    assert not children(again.pid) and len(read_metrics(folder)) < 10
+    assert not children(again.pid) and len(read_metrics(folder)) == 7
 
     train(small_config(*STALE), folder, quiet=True)
     assert fingerprint(folder) == stale_run
@@ -179,8 +160,10 @@ def test_in_flight_a_trainer_that_is_killed_loses_no_problem_and_draws_none_twic
     folder = tmp_path / "run"
     flying = ("steps=6", "place.count=1", "timing=in_flight", "checkpoint.every=2", "eval.every=3")
     config = small_config(*flying)
-    run = train_command(config, folder)
-    after_steps(folder, 3, lambda: os.kill(run.pid, signal.SIGKILL))
+    held = Held(folder, 3)
+    run = train_command(config, folder, held)
+    held.wait(3, run)
+    run.kill()
     said, _ = run.communicate(timeout=400)
     assert run.returncode == -signal.SIGKILL, said
     train(config, folder, quiet=True)
@@ -240,22 +223,21 @@ def test_a_wrong_token_and_a_worker_elsewhere_that_dies_are_exit_code_2_and_noth
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
+    held = Held(folder, 2)
     with in_process() as (url, process):
-        config = small_config("steps=200", f"place.urls=[{url}]")
+        config = small_config("steps=4", f"place.urls=[{url}]")
         with monkeypatch.context() as context:
             context.setenv("GROUPWISE_TOKEN", "wrong" * 5)
             refused = train_command(config, tmp_path / "refused")
-        run = train_command(config, folder)
-
-        def kill() -> None:
-            refused.wait(200)
-            process.kill()
-
-        after_steps(folder, 2, kill)
+        run = train_command(config, folder, held)
+        held.wait(2, run)
+        refused.wait(200)
+        process.kill()
+        held.go_on(2)
         said, _ = run.communicate(timeout=400)
     assert run.returncode == 2 and "no rollout worker is left" in said and "Traceback" not in said
-    done = len(read_metrics(folder))
-    assert done >= 2 and (folder / "checkpoints" / f"step-{done:06d}").exists()
+    assert len(read_metrics(folder)) == 2
+    assert (folder / "checkpoints" / "step-000002").exists()
     said, _ = refused.communicate(timeout=400)
     assert refused.returncode == 2 and "refuses the token" in said and "Traceback" not in said
 

@@ -26,6 +26,7 @@ from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.recipe import parse
 from groupwise.training.api import train
 from groupwise.training.ray_job import check_room, resources, train_on_ray
+from held import Held
 from runs import SMALL, timeless_metrics
 
 NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no ray")
@@ -90,10 +91,10 @@ class Cluster:
                 os.kill(process, signal.SIGKILL)
         self.head.wait()
 
-    def start(self, tree: dict[str, Any], out: pathlib.Path) -> subprocess.Popen[str]:
+    def start(self, tree: dict[str, Any], out: pathlib.Path, *words: str) -> subprocess.Popen[str]:
         recipe = out.with_suffix(".yaml")
         recipe.write_text(yaml.safe_dump(tree))
-        command = ["train", str(recipe), "--out", str(out), "--launch", "ray"]
+        command = ["train", str(recipe), *words, "--out", str(out), "--launch", "ray"]
         return subprocess.Popen(
             [sys.executable, "-m", "groupwise", *command],
             env={**self.environment, "RAY_ADDRESS": self.address},
@@ -137,16 +138,13 @@ def test_two_workers_train_what_one_process_trains_also_after_one_was_killed(
 ) -> None:
     """Ray starts both anew, and they go on from the checkpoint."""
     out = tmp_path / "killed"
-    job = cluster.start(RUN, out)
-    deadline = time.monotonic() + 300
-    metrics = out / "metrics.jsonl"
-    while job.poll() is None and time.monotonic() < deadline:
-        if metrics.exists() and metrics.read_text().count("\n") >= 3:
-            break
-        time.sleep(0.05)
+    held = Held(out, 3)
+    job = cluster.start(RUN, out, *held.words)
+    held.wait(3, job)
     pids = cluster.workers()
     assert len(pids) == 2
     os.kill(pids[1], signal.SIGKILL)
+    held.go_on(3)
     code, output = finish(job)
     assert code == 0, output[-3000:]
     assert "finished, test accuracy" in output

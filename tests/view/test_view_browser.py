@@ -175,7 +175,7 @@ def test_answers_are_ranked_and_tokens_tell_their_numbers(page: Any, runs: pathl
 
 def test_all_groups_of_a_step_come_while_scrolling(page: Any, runs: pathlib.Path) -> None:
     visit(page, f"#/rollouts/{run_id(runs / 'seed0')}/30", ".card")
-    for _ in range(40):
+    for _ in range(600):  # for half a minute at most
         if page.locator(".card").count() == 30:
             break
         page.mouse.wheel(0, 3000)
