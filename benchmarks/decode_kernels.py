@@ -36,6 +36,8 @@ ATTENTION = [
     ("3B", 16, 128, 128, (3500, 4200)),
 ]
 """Model, query heads (two key heads), head size, rows, and between which lengths they are."""
+SHARED = [("1.5B", 12, 128, 128, 256), ("1.5B", 12, 128, 128, 4096), ("3B", 16, 128, 64, 4096)]
+"""Model, heads, head size, rows, and the tokens of a prompt that groups of 8 rows share."""
 
 
 def microseconds(run: Callable[[], object], replays: int = 10) -> float:
@@ -66,12 +68,17 @@ def bandwidth() -> float:
     return 2 * source.nbytes / microseconds(lambda: torch.neg(source, out=target))
 
 
-def attention(heads: int, size: int, kv_lens: list[int]) -> tuple[float, float]:
-    """Microseconds of a layer, and bytes of keys and values that it reads."""
+def attention(
+    heads: int, size: int, kv_lens: list[int], group: int = 1, shared: int = 0
+) -> tuple[float, float]:
+    """Microseconds of a layer, and bytes of keys and values that it needs: those of the first
+    `shared` tokens, whole pages, once for each group of so many rows."""
     rows, width = len(kv_lens), max(kv_lens) // PAGE + 1
-    read = sum(kv_lens) * 2 * size * 2 * 2
+    read = (sum(kv_lens) - (rows - rows // group) * shared) * 2 * size * 2 * 2
     layers = [random_tensor(2, rows * width, 2, PAGE, size) for _ in range(int(BYTES / read) + 1)]
     order = torch.randperm(rows * width, device="cuda").view(rows, width)
+    in_prompt = shared // PAGE
+    order[:, :in_prompt] = order[::group, :in_prompt].repeat_interleave(group, 0)
     q, k, v = random_tensor(rows, heads + 4, 1, size).split([heads, 2, 2], dim=1)
     where = order * layers[0][0, 0].numel(), torch.tensor(kv_lens, device="cuda")
 
@@ -150,6 +157,12 @@ def main() -> None:
         took, read = attention(heads, size, [rng.randint(*between) for _ in range(rows)])
         lengths = "-".join(str(length) for length in between)
         print(line(f"attention {name}, {rows} rows of {lengths}", took, read, peak))
+    for name, heads, size, rows, shared in SHARED:
+        kv_lens = [shared + rng.randint(100, 200) for _ in range(rows)]
+        for group in (1, 8):
+            took, read = attention(heads, size, kv_lens, group, shared if group > 1 else 0)
+            what = f"attention {name}, {rows} rows, {shared} tokens shared by {group}"
+            print(line(what, took, read, peak))
     for rows in (256, 128, 16):
         print(line(f"sampling {rows} rows", *sampling(rows), peak))
     for shape in ("shape:0.5b", "shape:1.5b", "shape:3b", "shape:8b"):
