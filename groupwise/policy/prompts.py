@@ -5,13 +5,13 @@ contents of the turns, joined by blank lines, to continue. The prefill is tokeni
 put behind the prompt, so a prompt has the same tokens with and without one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from groupwise.compat.transformers import decode_together
-from groupwise.errors import DataError, ModelError, is_panic, shortened
+from groupwise.errors import DataError, ModelError
 from groupwise.policy.chat_template import render_chat
+from groupwise.policy.tokenizing import encoded, panics_told, text_of, tokens_of
 from groupwise.types import Problem
 
 
@@ -44,11 +44,10 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         chosen = [i for i, flag in enumerate(templated) if bool(flag) == by_template]
         if chosen:
             texts = [_render(problems[i], tokenizer) for i in chosen]
-            with _panics_told():
-                batch = tokenizer(texts, add_special_tokens=not by_template)["input_ids"]
+            batch = encoded(tokenizer, texts, add_special_tokens=not by_template)["input_ids"]
             ids.update(zip(chosen, batch, strict=True))
     prefills = {
-        text: tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        text: tokens_of(tokenizer, text) if text else []
         for text in {problem.prefill for problem in problems}
     }
     tokens = [(*ids[i], *prefills[problem.prefill]) for i, problem in enumerate(problems)]
@@ -56,17 +55,6 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         if not prompt:
             raise DataError(f"the prompt of problem {problem.id} has no tokens: it is empty")
     return tokens
-
-
-@contextmanager
-def _panics_told() -> Iterator[None]:
-    """A tokenizer's settings may be ones that tokenizers, in Rust, breaks on."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise ModelError(f"the model's tokenizer cannot be used: {shortened(str(error))}") from None
 
 
 def _render(problem: Problem, tokenizer: Any) -> str:
@@ -106,8 +94,8 @@ def decode_all(
 ) -> list[str]:
     """The texts of several answers: on all cores, where the tokenizer can."""
     rows = [tokens[:-1] if tokens and tokens[-1] in eos_ids else tokens for tokens in answers]
-    texts = decode_together(tokenizer, rows) if len(rows) > 1 else None
+    texts = panics_told(decode_together, tokenizer, rows) if len(rows) > 1 else None
     if texts is not None:
         return texts
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return [tokenizer.decode(list(row), **options) for row in rows]
+    return [text_of(tokenizer, row, **options) for row in rows]

@@ -21,6 +21,7 @@ from groupwise.types import Problem
 CPU = torch.device("cpu")
 FOR_EVER = r"(\w+\.?)+!"
 
+
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     return shutil.copytree(TINY, tmp_path / "model")
