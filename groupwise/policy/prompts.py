@@ -14,6 +14,9 @@ from groupwise.policy.chat_template import render_chat
 from groupwise.policy.tokenizing import encoded, panics_told, text_of, tokens_of
 from groupwise.types import Problem
 
+LARGEST = 2**31 - 1
+"""Of token numbers."""
+
 
 def prompt_tokens(problem: Problem, tokenizer: Any) -> tuple[int, ...]:
     """The tokens that the model continues: the rendered prompt, then the prefill."""
@@ -72,7 +75,10 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends an answer: the generation config's, the config's, the tokenizer's."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     values = [getattr(source, "eos_token_id", None) for source in sources]
-    return tuple(sorted({token for value in values for token in _as_list(value)}))
+    ids = tuple(sorted({token for value in values for token in _as_list(value)}))
+    if odd := [token for token in ids if abs(token) > LARGEST]:
+        raise ModelError(f"eos_token_id={odd[0]} of the model is no token: it is far too large")
+    return ids
 
 
 def _as_list(value: int | Iterable[int] | None) -> list[int]:
