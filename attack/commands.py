@@ -271,6 +271,10 @@ def _model(rng: random.Random, root: pathlib.Path) -> Made:
 
 _ENDLESS = {"type": "Split", "behavior": "Isolated", "invert": False,
             "pattern": {"Regex": r"((\w|\d|.)*)*!"}}  # fmt: skip
+_SQUARE = {**_ENDLESS, "pattern": {"Regex": r"\w+(?=!)"}}
+_STRIPS = {"type": "Strip", "content": "3", "start": 0, "stop": 9}  # it panics on "3"
+_WORDS = {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##",
+          "max_input_chars_per_word": 10**9, "vocab": {"?": 0, "a": 1}}  # fmt: skip
 _LONG = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 20}
 _NOTHING = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}
 _FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
@@ -285,7 +289,9 @@ DEMANDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tokenizer.json", {"pre_tokenizer": _ENDLESS}), ("tokenizer.json", {"normalizer": _LONG}),
     ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [_LONG] * 9}}),
     ("tokenizer.json", {"normalizer": _NOTHING}),
-    ("tokenizer.json", {"post_processor": _NO_SECOND}),
+    ("tokenizer.json", {"post_processor": _NO_SECOND}), ("tokenizer.json", {"decoder": _STRIPS}),
+    ("tokenizer.json", {"pre_tokenizer": _SQUARE}), ("tokenizer.json", {"model": _WORDS}),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "FixedLength", "length": 0}}),
     ("generation_config.json", {"eos_token_id": ["a"]}),
     ("generation_config.json", {"eos_token_id": list(range(10**5))}),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.catalog import check_turn_rewards, find_environment, make_episodes
 from groupwise.environments.groups import Episodes
-from groupwise.errors import ConfigError, ModelError
+from groupwise.errors import ConfigError, ModelError, shortened
 from groupwise.extensions import is_marked, load_object, marking
 from groupwise.policy.compiled import compiles_sampling, compiles_training
 from groupwise.policy.footprint import footprint
@@ -43,6 +43,7 @@ from groupwise.rollout.groups import (
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.native.probe import native_engine_problem
 from groupwise.rollout.transformers import TransformersEngine
+from groupwise.secrets import check_whole
 from groupwise.tasks.base import SPLITS, Split, Task
 from groupwise.tasks.catalog import build_task
 from groupwise.tracking.activity import Progress
@@ -356,6 +357,7 @@ def find_rewards(config: Config, task: Task) -> list[Reward]:
 
     def reward_of(setting: RewardSettings) -> Reward:
         name, weight, options = setting.name, setting.weight, setting.options
+        check_whole(options, f"{shortened(name)}: options")
         if not name.startswith(PREFIX):
             return Reward(name, own.get(name) or resolve(name), weight, options)
         return Reward(name, learned_reward(name, options, pick_device(config.device)), weight)

@@ -237,6 +237,19 @@ def test_models_are_loaded_without_code_of_their_own() -> None:
                 )
 
 
+def test_tokenizers_are_called_where_their_panics_become_errors() -> None:
+    for path in modules():
+        if path.name in ("tokenizing.py", "pretrained.py"):
+            continue
+        for node in nodes(path):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            assert not re.search(r"\btokenizer(\.(encode|decode|batch_decode))?$", called), (
+                f"{path}:{node.lineno}: use groupwise.policy.tokenizing"
+            )
+
+
 LIBRARIES = {"torch", "transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "datasets"}
 DOCUMENTED = {"_asdict", "_fields", "_replace", "_exit", "__version__", "__name__", "__init__",
               "__file__", "__module__", "__path__", "__setattr__", "__traceback__"}  # fmt: skip

@@ -1,6 +1,7 @@
 """Secrets do not get into what is shown or kept: texts, run folders, model cards, reports."""
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,22 +10,26 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
+import groupwise
 from groupwise.cli.main import app
 from groupwise.config import Config
-from groupwise.recipe import parse, read_yaml
+from groupwise.errors import ConfigError
+from groupwise.recipe import load_recipe, parse, read_yaml
 from groupwise.report.model_card import model_card
 from groupwise.report.run_page import report_page
-from groupwise.secrets import masked, without_secrets
+from groupwise.secrets import check_whole, masked, without_secrets
 from groupwise.tracking.run import RunFolder, differences
 
-SECRETS = ("hunter22", "q-9876543210", "b-1234567890", "f-1122334455")
+SECRETS = ("hunter22", "q-9876543210", "b-1234567890", "f-1122334455", "t-6677889900")
 
 
 def config_with_secrets() -> Config:
     options = {
         "url": f"https://me:{SECRETS[0]}@host/v1?api_key={SECRETS[1]}&version=2",
         "model": "m",
+        "my_token": SECRETS[4],
         "request": {
             "extra_headers": {"Authorization": f"Bearer {SECRETS[2]}"},
             "api_key": SECRETS[3],
@@ -47,6 +52,8 @@ def config_with_secrets() -> Config:
         ("max_tokens=12345678, key_variable: OPENAI_API_KEY", None),
         ("a task-with-many-words-in-it, me@example.org", None),
         ("http://host/v1?keys=1", None),
+        ("rewards.1.options.my_token=hunter22", "rewards.1.options.my_token=***"),
+        ("unknown key: batch.prompts2, eos_token: <|end2|>, a token: abcdefgh1", None),
     ],
 )
 def test_what_looks_like_a_secret_is_masked(text: str, safe: str | None) -> None:
@@ -71,8 +78,65 @@ def test_settings_keep_all_but_their_secrets() -> None:
         "api_key": "***",
         "max_tokens": 5,
     }
+    assert options["my_token"] == "***"
     assert without_secrets({"headers": {"X-Own": "abcdefghij"}}) == {"headers": {"X-Own": "***"}}
     assert without_secrets(Config().model_dump(mode="json")) == Config().model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("my_token", "abc"),
+        ("token", "abc"),
+        ("mytoken", "abc"),
+        ("judge-token", "abc"),
+        ("api_key", "abc"),
+        ("apiKey", "abc"),
+        ("OPENAI_API_KEY", "abc"),
+        ("my_key", "abc"),
+        ("key", "a1b2c3d4e5"),
+        ("key2", "a1b2c3d4e5"),
+        ("db_password", 1234),
+        ("client_secret", "abc"),
+        ("clientSecret", "abc"),
+        ("access_tokens", ["abc"]),
+        ("my_token", 12345678),
+        ("credentials", {"user": "abc", "name": "abc"}),
+    ],
+)
+def test_a_setting_whose_name_says_secret_is_masked(name: str, value: Any) -> None:
+    hidden = without_secrets({"options": {name: value}})["options"][name]
+    assert hidden in ("***", ["***"], {"user": "***", "name": "***"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 512),
+        ("max_token", 512),
+        ("tokenizer", "gpt2"),
+        ("token_budget", 4096),
+        ("key_lr", 0.1),
+        ("pad_token", "<pad>"),
+        ("eos_token", "<|im_end|>"),
+        ("stop_tokens", ["a", "b"]),
+        ("token", 7),
+        ("answer_key", "solution"),
+        ("key", "answer"),
+        ("key", ["answer", "level"]),
+        ("keys", ["answer"]),
+        ("sort_key", "level"),
+        ("monkey", "abc"),
+        ("key_variable", "OPENAI_API_KEY"),
+        ("token_env", "GROUPWISE_TOKEN"),
+        ("my_token", None),
+        ("use_token", False),
+        ("token", {"text": "abc"}),
+        ("42", "abc"),
+    ],
+)
+def test_other_settings_are_stored_as_they_are(name: str, value: Any) -> None:
+    assert without_secrets({"options": {name: value}}) == {"options": {name: value}}
 
 
 def test_run_folders_cards_and_reports_hold_no_secrets(tmp_path: Path) -> None:
@@ -90,6 +154,75 @@ def test_run_folders_cards_and_reports_hold_no_secrets(tmp_path: Path) -> None:
     for text in texts:
         assert not [secret for secret in SECRETS if secret in text]
     assert all("host/v1?api_key=***" in text.replace("&amp;", "&") for text in texts[:2])
+
+
+REWARD = """
+import groupwise
+
+@groupwise.reward
+def length(completion: str, my_token: str) -> float:
+    assert my_token == "t-6677889900"
+    return len(completion) / 100
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The folder of a run whose recipe holds a token."""
+    (tmp_path / "lengths.py").write_text(REWARD)
+    reward = {"name": f"{tmp_path}/lengths.py:length", "options": {"my_token": SECRETS[4]}}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "steps": 1,
+                "device": "cpu",
+                "task": {"train_size": 8, "test_size": 8},
+                "batch": {"prompts": 2, "group_size": 4},
+                "rollout": {"max_completion_tokens": 8},
+                "eval": {"problems": 4},
+                "tracking": {"tensorboard": False},
+                "rewards": ["correct", reward],
+            }
+        )
+    )
+    assert train(tmp_path / "recipe.yaml", tmp_path / "run").summary["steps"] == 1
+    return tmp_path / "run"
+
+
+def train(recipe: Path, folder: Path, **settings: Any) -> groupwise.Result:
+    config = load_recipe(str(recipe), settings, trust_code=True)
+    return groupwise.train(config, folder, quiet=True)
+
+
+def test_a_run_with_a_token_among_its_settings_goes_on_from_the_recipe(trained: Path) -> None:
+    assert train(trained.parent / "recipe.yaml", trained, steps=2).summary["steps"] == 2
+    stored = [file for file in trained.rglob("*") if file.is_file()]
+    assert not [file for file in stored if SECRETS[4].encode() in file.read_bytes()]
+    assert read_yaml(trained / "config.yaml")["rewards"][1]["options"] == {"my_token": "***"}
+
+
+def test_a_masked_setting_is_not_used_as_if_it_were_the_secret(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"options.my_token is '\*\*\*'.*keeps no secrets"):
+        train(trained / "config.yaml", trained.parent / "other")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"url": "https://***@host/v1"}, "x.url"),
+        ({"url": "https://host/v1?a=1&api_key=***&b=2"}, "x.url"),
+        ({"a": [{"b": "***"}]}, "x.a.0.b"),
+    ],
+)
+def test_masked_addresses_and_inner_settings_are_found(settings: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is "):
+        check_whole(settings, "x")
+
+
+def test_stars_in_a_text_are_no_mask() -> None:
+    check_whole({"system": "*** Answer in one word ***", "n": 3, "url": "http://host/a?b=1"}, "x")
 
 
 def test_the_command_line_masks_its_errors() -> None:

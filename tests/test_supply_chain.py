@@ -6,6 +6,8 @@ import pathlib
 import re
 import tomllib
 
+import yaml
+
 from groupwise.view.serve import NAME_VARIABLE, USUAL_PORT
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -31,6 +33,23 @@ def test_the_lock_has_all_of_the_core_and_a_hash_for_each() -> None:
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.sub(r"[-_.]+", "-", re.split(r"[\s\[<>=!~;]", line)[0]).lower() for line in core}
     assert names <= set(pinned("requirements.lock")), "run `make lock`"
+
+
+def test_known_holes_are_looked_for_on_every_change_and_every_week() -> None:
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    jobs, when = ci["jobs"], ci[True]  # YAML 1.1 reads `on` as true
+    assert {"run": "make audit"} in jobs["audit"]["steps"]
+    assert {"push", "pull_request", "schedule"} <= set(when)
+
+
+def test_a_release_is_tested_listed_audited_and_signed() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    job = release["jobs"]["publish"]
+    assert job["permissions"]["id-token"] == job["permissions"]["attestations"] == "write"
+    done = [step.get("run") or step["uses"].partition("@")[0] for step in job["steps"]]
+    wanted = ["make test", "make audit sbom", "actions/attest-build-provenance",
+              "actions/attest-sbom", "pypa/gh-action-pypi-publish"]  # fmt: skip
+    assert [step for step in done if step in wanted] == wanted
 
 
 def test_the_dockerfile_names_files_extras_and_a_command_that_exist() -> None:

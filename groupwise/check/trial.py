@@ -12,6 +12,7 @@ from groupwise.load import Parts
 from groupwise.policy.chat_template import render_chat
 from groupwise.policy.footprint import footprint
 from groupwise.policy.load import Policy
+from groupwise.policy.tokenizing import text_of, tokens_of
 from groupwise.training.api import start_state
 from groupwise.training.clock import Clock
 from groupwise.training.metrics import memory_gb
@@ -122,11 +123,11 @@ def foreign_turn_end(policy: Policy) -> str | None:
     except ModelError:
         return None
     after = text.rpartition(mark)[2]
-    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    ids = tokens_of(tokenizer, after)
     special = [token for token in ids if token in tokenizer.all_special_ids]
     if not special or special[0] in policy.eos_ids:
         return None
-    return tokenizer.decode([special[0]])
+    return text_of(tokenizer, [special[0]])
 
 
 def _available_gb(device: torch.device) -> float:

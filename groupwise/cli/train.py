@@ -1,5 +1,6 @@
 """groupwise train: a recipe becomes a run folder."""
 
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -122,4 +123,5 @@ def _on_ray(
 def _finished(folder: str, summary: Mapping[str, Any]) -> None:
     after = summary["after"]
     score = "accuracy" if "accuracy" in after else "reward"
-    typer.echo(f"{folder}: {summary['status']}, test {score} {after[score]:.3f}")
+    reached = after.get(score, math.nan)
+    typer.echo(f"{folder}: {summary['status']}, test {score} {reached:.3f}")

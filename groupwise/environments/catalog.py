@@ -41,6 +41,7 @@ from groupwise.extensions import load_object
 from groupwise.objective.advantages.group import GroupAdvantage
 from groupwise.policy.policy import Policy
 from groupwise.rewards.sandbox.ways import check_isolation
+from groupwise.secrets import check_whole
 
 log = logging.getLogger("groupwise")
 
@@ -52,6 +53,7 @@ def find_environment(settings: AnyEnvironment) -> EnvironmentFactory | None:
     """None where an answer is one turn. Imports the code that the settings name."""
     if isinstance(settings, NoEnvironment):
         return None
+    check_whole(settings.model_dump(), "environment")
     return ENVIRONMENTS[type(settings)](settings)
 
 

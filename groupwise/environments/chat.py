@@ -21,6 +21,7 @@ from groupwise.environments.base import ChatMessage, ToolSpec
 from groupwise.environments.calls import THINKING_ENDS, call_id, describe_tools
 from groupwise.errors import ModelError, quoted
 from groupwise.policy.chat_template import render_chat
+from groupwise.policy.tokenizing import encoded, text_of, tokens_of
 
 SENTINEL, THOUGHT = "Qzx7sentinel", "Qzx7thought"
 QUESTION, RESULT = "Qzx7question", "Qzx7result"
@@ -60,13 +61,13 @@ class PlainChat:
 
     def opening(self, messages: Messages, tools: Tools) -> tuple[int, ...]:
         text = "\n\n".join(message["content"] for message in messages)
-        return tuple(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+        return tuple(encoded(self.tokenizer, text, add_special_tokens=True)["input_ids"])
 
     def extend(
         self, held: tuple[int, ...], messages: Messages, replies: Messages, tools: Tools
     ) -> Continued:
         text = "".join(f"{self.between}{reply['content']}" for reply in replies) + self.between
-        return Continued((*held, *self.tokenizer(text, add_special_tokens=False)["input_ids"]))
+        return Continued((*held, *tokens_of(self.tokenizer, text)))
 
 
 class TemplateChat:
@@ -74,7 +75,7 @@ class TemplateChat:
 
     def __init__(self, tokenizer: Any, eos_ids: Sequence[int]) -> None:
         self.tokenizer = tokenizer
-        self.eos_texts = {token: tokenizer.decode([token]) for token in eos_ids}
+        self.eos_texts = {token: text_of(tokenizer, [token]) for token in eos_ids}
         self._broken: dict[tuple[str, bool, Tools], str | None] = {}
         self._tool_form: dict[Tools, str] = {}
         self._shows_tools: dict[Tools, bool] = {}
@@ -157,7 +158,7 @@ class TemplateChat:
         at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
         at = min(len(old), len(new)) if at is None else at
         was, becomes = (
-            quoted(self.tokenizer.decode(list(tokens[at : at + 1])), 40) for tokens in (old, new)
+            quoted(text_of(self.tokenizer, tokens[at : at + 1]), 40) for tokens in (old, new)
         )
         return f"at token {at} the template has {becomes} where {was} was before"
 
@@ -246,7 +247,7 @@ class TemplateChat:
         return render_chat(self.tokenizer, messages, tools=schemas, add_generation_prompt=True)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(tokens_of(self.tokenizer, text))
 
 
 def assistant_turn(text: str, calls: Messages) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from groupwise.environments.chat import Chat
 from groupwise.environments.threads import EpisodeThread, SamplingThread, SharedThread
 from groupwise.errors import GroupwiseError
 from groupwise.policy.prompts import decode
+from groupwise.policy.tokenizing import text_of, tokens_of
 from groupwise.rollout.engine import Engine
 from groupwise.rollout.noise import answer_key
 from groupwise.secrets import masked
@@ -194,7 +195,7 @@ class EpisodeRun:
         self.messages = whole or opened(self.messages, self._cut(reply))
         self.asked = len(self.messages)
         tokenizer, problem = self.inputs.tokenizer, self.inputs.problem
-        prefill = tokenizer(problem.prefill, add_special_tokens=False)["input_ids"]
+        prefill = tokens_of(tokenizer, problem.prefill)
         self.trace.prompt = (*self.inputs.chat.opening(self.messages, self.tools), *prefill)
 
     async def _converse(self) -> StopReason:
@@ -297,11 +298,11 @@ def cut_message(message: ChatMessage, tokenizer: Any, max_tokens: int) -> ChatMe
     """Of a flood only the beginning is tokenized: the rest would be left out anyway."""
     content = message["content"]
     beginning = content[: LONGEST_TOKEN * (max_tokens + 1)]
-    tokens = tokenizer(beginning, add_special_tokens=False)["input_ids"]
+    tokens = tokens_of(tokenizer, beginning)
     over, rest = len(tokens) - max_tokens, len(content) - len(beginning)
     if over <= 0 and not rest:
         return message
-    kept = tokenizer.decode(tokens[:max_tokens])
+    kept = text_of(tokenizer, tokens[:max_tokens])
     more = f"{max(over, 0)} more tokens" + f" and {rest} characters behind them" * bool(rest)
     return {**message, "content": f"{kept}\n[{more} were left out]"}
 
@@ -328,7 +329,7 @@ def with_special_tokens(tokens: tuple[int, ...], tokenizer: Any, eos_ids: tuple[
     """Some families mark calls with special tokens, which `decode` leaves out."""
     if tokens and tokens[-1] in eos_ids:
         tokens = tokens[:-1]
-    return tokenizer.decode(list(tokens), skip_special_tokens=False)
+    return text_of(tokenizer, tokens, skip_special_tokens=False)
 
 
 def cut_answer(answer: Completion, left: int) -> Completion:

@@ -8,6 +8,7 @@ from typing import Any
 from groupwise.environments.base import ChatMessage
 from groupwise.environments.gateway_request import ChatRequest
 from groupwise.policy.prompts import decode
+from groupwise.policy.tokenizing import text_of
 from groupwise.types import Completion
 
 
@@ -142,7 +143,7 @@ class ReplyWriter:
         return {"logprobs": listed, **ids}
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.tokenizer.decode([token])
+        text = text_of(self.tokenizer, [token])
         raw = list(text.encode("utf-8", "replace"))
         return {"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []}
 

@@ -21,6 +21,7 @@ from groupwise.config import Config
 from groupwise.config.code import check_code
 from groupwise.errors import RunFolderError
 from groupwise.explain.numbers import StepNumbers, token_numbers
+from groupwise.policy.tokenizing import text_of
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking.run import read_metrics, stored_groups, stored_steps
 from groupwise.training.recorder import Recorder, Update
@@ -222,7 +223,7 @@ def _check_stored(folder: pathlib.Path, number: int | None, stored: bool) -> int
 
 
 def decoder(tokenizer: Any) -> Decode:
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False)
+    return lambda token: text_of(tokenizer, [token], skip_special_tokens=False)
 
 
 def _stored_decoder(folder: pathlib.Path, config: Config) -> Decode:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from groupwise.compat.transformers import tokenizer_part
 from groupwise.errors import ModelError, quoted
+from groupwise.policy.patterns import why_slow
 
 LAYERS = 10_000
 """The deepest models have some hundreds."""
@@ -26,13 +27,12 @@ RANK = 1024
 GROWTH = 1000
 """How many times longer a tokenizer may make a text before it is split into tokens."""
 PATTERN_SECONDS = 5
-UNBOUNDED = 10
-"""From so many repetitions on, those of a pattern count as unlimited."""
+WORD = 10_000
+"""Characters of the longest word that WordPiece looks up: its time is the square of that."""
 
 _COUNT = re.compile(r".*(layers?|experts|blocks|depth|labels)")
 _NUMBER_OF = re.compile(r"(^|\.)(num|n)_")
 _PLAIN = re.compile(r"[\w.-]*")
-_REPEATED = re.compile(r"[*+]|\{(\d*)(,?)(\d*)\}")
 
 
 def check_settings(source: object, settings: Mapping[str, Any]) -> None:
@@ -50,18 +50,16 @@ def check_settings(source: object, settings: Mapping[str, Any]) -> None:
 
 
 def check_tokenizer(source: object, tokenizer: Any) -> None:
-    """Patterns that can take for ever, and texts that grow without limit. Raises ModelError.
-
-    tokenizers matches in C, where nothing can interrupt it.
-    """
+    """Patterns that can take for ever, and texts that grow without limit. Raises ModelError."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for name in ("normalizer", "pre_tokenizer", "decoder"):
         settings = list(_leaves(tokenizer_part(backend, name)))
         for kind, text in settings:
-            if kind.endswith("Regex") and repeats_repeats(text):
+            reason = why_slow(text) if kind.endswith("Regex") else None
+            if reason:
                 raise ModelError(
-                    f"{source} cannot be used: the {name} of its tokenizer has a pattern that may "
-                    f"take for ever, as it repeats what repeats itself: {quoted(text)}"
+                    f"{source} cannot be used: the {name} of its tokenizer has a pattern {reason}: "
+                    f"{quoted(text)}"
                 )
         longer = math.prod(
             max(1, len(text))
@@ -73,6 +71,12 @@ def check_tokenizer(source: object, tokenizer: Any) -> None:
                 f"{source} cannot be used: the {name} of its tokenizer may make texts more than "
                 f"{GROWTH} times longer"
             )
+    word = getattr(getattr(backend, "model", None), "max_input_chars_per_word", 0)
+    if word > WORD:
+        raise ModelError(
+            f"{source} cannot be used: its tokenizer looks up words of {word} characters, and "
+            f"takes the square of that for each; at most {WORD} are allowed"
+        )
 
 
 def check_adapter(folder: pathlib.Path, config: str, weights: str, names: Sequence[str]) -> None:
@@ -127,65 +131,6 @@ def try_patterns(patterns: Iterable[str], names: Sequence[str], whose: str) -> N
             f"{whose} has a pattern of names that takes longer than {PATTERN_SECONDS} s to match: "
             f"{', '.join(map(quoted, tried))}. List the names instead"
         )
-
-
-def repeats_repeats(pattern: str) -> bool:
-    """Whether a group that is repeated holds a repetition or a choice: `(a+)+`, `(a|a)*`.
-
-    Those may try every way to cut a text, 2^n of them. No tokenizer needs one. Oniguruma's syntax:
-    a `[` within a class begins another.
-    """
-    open_groups, at = [False], 0  # whether each group, and the whole, holds one
-    while at < len(pattern):
-        character = pattern[at]
-        if character == "\\":
-            at = _end_of_escape(pattern, at)
-        elif character == "[":
-            at = _end_of_class(pattern, at)
-        elif character == "(":
-            open_groups.append(False)
-            at += 1
-        elif character == ")" and len(open_groups) > 1:
-            holds, repeated = open_groups.pop(), _is_repeated(pattern, at + 1)
-            if holds and repeated:
-                return True
-            open_groups[-1] |= holds or repeated
-            at += 1
-        else:
-            open_groups[-1] |= character == "|" or _is_repeated(pattern, at)
-            at += 1
-    return False
-
-
-def _is_repeated(pattern: str, at: int) -> bool:
-    """Whether what stands here repeats what stands before it without limit, or often."""
-    found = _REPEATED.match(pattern, at)
-    if found is None or found.group(1) is None:
-        return found is not None
-    least, comma, most = found.groups()
-    return bool(comma and not most) or int((most or least or "0")[:9]) >= UNBOUNDED
-
-
-def _end_of_escape(pattern: str, at: int) -> int:
-    """Behind `\\d`, `\\p{L}`, `\\x{41}`."""
-    if pattern[at + 2 : at + 3] == "{" and pattern[at + 1] in "pPx":
-        return pattern.find("}", at) + 1 or len(pattern)
-    return at + 2
-
-
-def _end_of_class(pattern: str, at: int) -> int:
-    depth = 0
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            at += 1
-        elif pattern[at] == "[":
-            depth += 1
-        elif pattern[at] == "]":
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        at += 1
-    return at
 
 
 def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:

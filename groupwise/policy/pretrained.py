@@ -30,7 +30,7 @@ def from_pretrained(auto: Any, source: Any, **options: Any) -> Any:
             made = auto.from_pretrained(source, trust_remote_code=False, **options)
         if auto is AutoTokenizer:
             check_tokenizer(source, made)
-            made("1")  # some of its settings are looked at only now
+            made.decode(made("1")["input_ids"])  # some of its settings are looked at only now
         return made
     except ModelError:
         raise

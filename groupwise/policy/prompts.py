@@ -5,14 +5,17 @@ contents of the turns, joined by blank lines, to continue. The prefill is tokeni
 put behind the prompt, so a prompt has the same tokens with and without one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from groupwise.compat.transformers import decode_together
-from groupwise.errors import DataError, ModelError, is_panic, shortened
+from groupwise.errors import DataError, ModelError
 from groupwise.policy.chat_template import render_chat
+from groupwise.policy.tokenizing import encoded, panics_told, text_of, tokens_of
 from groupwise.types import Problem
+
+LARGEST = 2**31 - 1
+"""Of token numbers."""
 
 
 def prompt_tokens(problem: Problem, tokenizer: Any) -> tuple[int, ...]:
@@ -44,11 +47,10 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         chosen = [i for i, flag in enumerate(templated) if bool(flag) == by_template]
         if chosen:
             texts = [_render(problems[i], tokenizer) for i in chosen]
-            with _panics_told():
-                batch = tokenizer(texts, add_special_tokens=not by_template)["input_ids"]
+            batch = encoded(tokenizer, texts, add_special_tokens=not by_template)["input_ids"]
             ids.update(zip(chosen, batch, strict=True))
     prefills = {
-        text: tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        text: tokens_of(tokenizer, text) if text else []
         for text in {problem.prefill for problem in problems}
     }
     tokens = [(*ids[i], *prefills[problem.prefill]) for i, problem in enumerate(problems)]
@@ -56,17 +58,6 @@ def tokenize_prompts(problems: Sequence[Problem], tokenizer: Any) -> list[tuple[
         if not prompt:
             raise DataError(f"the prompt of problem {problem.id} has no tokens: it is empty")
     return tokens
-
-
-@contextmanager
-def _panics_told() -> Iterator[None]:
-    """A tokenizer's settings may be ones that tokenizers, in Rust, breaks on."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise ModelError(f"the model's tokenizer cannot be used: {shortened(str(error))}") from None
 
 
 def _render(problem: Problem, tokenizer: Any) -> str:
@@ -84,7 +75,10 @@ def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends an answer: the generation config's, the config's, the tokenizer's."""
     sources = (getattr(model, "generation_config", None), model.config, tokenizer)
     values = [getattr(source, "eos_token_id", None) for source in sources]
-    return tuple(sorted({token for value in values for token in _as_list(value)}))
+    ids = tuple(sorted({token for value in values for token in _as_list(value)}))
+    if odd := [token for token in ids if abs(token) > LARGEST]:
+        raise ModelError(f"eos_token_id={odd[0]} of the model is no token: it is far too large")
+    return ids
 
 
 def _as_list(value: int | Iterable[int] | None) -> list[int]:
@@ -106,8 +100,8 @@ def decode_all(
 ) -> list[str]:
     """The texts of several answers: on all cores, where the tokenizer can."""
     rows = [tokens[:-1] if tokens and tokens[-1] in eos_ids else tokens for tokens in answers]
-    texts = decode_together(tokenizer, rows) if len(rows) > 1 else None
+    texts = panics_told(decode_together, tokenizer, rows) if len(rows) > 1 else None
     if texts is not None:
         return texts
     options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return [tokenizer.decode(list(row), **options) for row in rows]
+    return [text_of(tokenizer, row, **options) for row in rows]

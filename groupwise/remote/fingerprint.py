@@ -21,6 +21,7 @@ from torch import Tensor
 from groupwise.batch import make_batch
 from groupwise.policy.load import Policy
 from groupwise.policy.logprobs import batch_logprobs
+from groupwise.policy.tokenizing import text_of
 from groupwise.policy.weights import trained_weights
 from groupwise.remote.client import Described
 from groupwise.types import Completion, Group, Problem
@@ -70,7 +71,7 @@ def worker_fingerprint(policy: Policy) -> WorkerFingerprint:
         base = None if adapter is None else _fingerprint(policy, _weights_hash(policy))
     shapes = [(name, tuple(w.shape)) for name, w in sorted(trained_weights(policy).items())]
     tokens = [i * 7919 % policy.vocab for i in range(TEXT_TOKENS)]
-    text = "\x1f".join(policy.tokenizer.decode([token]) for token in tokens)
+    text = "\x1f".join(text_of(policy.tokenizer, [token]) for token in tokens)
     return WorkerFingerprint(
         vocab=policy.vocab,
         dtype=str(policy.model.dtype).removeprefix("torch."),

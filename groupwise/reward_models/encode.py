@@ -20,6 +20,7 @@ from torch import Tensor
 
 from groupwise.errors import ModelError
 from groupwise.policy.chat_template import render_chat
+from groupwise.policy.tokenizing import encoded
 
 PROMPT_SHARE = 4
 """A prompt that is cut keeps at least max_tokens / PROMPT_SHARE tokens."""
@@ -125,13 +126,12 @@ def _pair_rows(
     prompts: Sequence[str], answers: Sequence[str], tokenizer: Any, max_tokens: int
 ) -> list[EncodedRow]:
     """The tokenizer's own form of a pair, with what is too much taken out of its middle."""
-    encoded = tokenizer(
-        list(prompts), list(answers), truncation=False, padding=False, verbose=False
-    )
-    all_types = encoded.get("token_type_ids")
+    options = {"truncation": False, "padding": False, "verbose": False}
+    pairs = encoded(tokenizer, list(prompts), list(answers), **options)
+    all_types = pairs.get("token_type_ids")
     rows = []
-    for index, tokens in enumerate(encoded["input_ids"]):
-        parts = encoded.sequence_ids(index)
+    for index, tokens in enumerate(pairs["input_ids"]):
+        parts = pairs.sequence_ids(index)
         asked = [at for at, part in enumerate(parts) if part == 0]
         given = [at for at, part in enumerate(parts) if part == 1]
         free = max_tokens - (len(tokens) - len(asked) - len(given))
@@ -160,9 +160,8 @@ def _share(first: int, second: int, room: int) -> tuple[int, int]:
 def _token_lists(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     if not texts:
         return []
-    return tokenizer(list(texts), add_special_tokens=False, padding=False, verbose=False)[
-        "input_ids"
-    ]
+    options = {"add_special_tokens": False, "padding": False, "verbose": False}
+    return encoded(tokenizer, list(texts), **options)["input_ids"]
 
 
 def _frame(tokenizer: Any) -> tuple[tuple[int, ...], int]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from groupwise.policy.tokenizing import text_of
+
 
 class StopStrings:
     """StopStrings(("\\n",), tokenizer).first_end([11, 198, 12]) == 2: token 198 completes it."""
@@ -26,5 +28,5 @@ class StopStrings:
         return next((end for end in ends if self.just_ended(tokens[:end])), None)
 
     def _contains_stop(self, tokens: Sequence[int]) -> bool:
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        text = text_of(self.tokenizer, tokens, skip_special_tokens=True)
         return any(string in text for string in self.strings)

@@ -24,7 +24,7 @@ def asked_as_trained(question: str, task: Task) -> Problem:
 
 def print_samples(config: Config, prompt: str | None, count: int, temperature: float) -> None:
     """`count` answers to `prompt`; or one answer to each of `count` test problems."""
-    with load_parts(config) as parts:
+    with load_parts(config, rewards=()) as parts:
         sampling = Sampling(
             max_tokens=config.rollout.max_completion_tokens,
             temperature=temperature,

@@ -6,6 +6,7 @@ Modules are named, not imported, so that a run loads only the task that it uses.
 import importlib
 
 from groupwise.config.tasks import AnyTask
+from groupwise.secrets import check_whole
 from groupwise.tasks.base import Task
 
 TASKS = {
@@ -28,4 +29,5 @@ TASKS = {
 
 def build_task(settings: AnyTask) -> Task:
     """build_task(ArithmeticTask(digits=1)): all its problems and its judges."""
+    check_whole(settings.model_dump(), "task")
     return importlib.import_module(TASKS[settings.kind]).build(settings)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from groupwise.config import Config
 from groupwise.config.flat import leaves, within
@@ -317,15 +317,22 @@ def _index_line(step: int, groups: Sequence[Group]) -> dict[str, Any]:
     return {"step": step, "groups": rows}
 
 
+class _Summary(BaseModel):  # what every summary.json has
+    status: str
+    steps: int
+    before: dict[str, float]
+    after: dict[str, float]
+
+
 def read_summary(folder: pathlib.Path) -> dict[str, Any] | None:
     """The summary of a finished run; None while there is training left to do."""
     path = folder / "summary.json"
     try:
         summary = json.loads(path.read_text()) if path.is_file() else None
+        _Summary.model_validate(summary, strict=True)
     except (OSError, ValueError, RecursionError):
         return None
-    whole = isinstance(summary, dict) and type(summary.get("steps")) is int
-    return summary if whole else None
+    return summary
 
 
 def read_metrics(folder: pathlib.Path) -> list[dict[str, Any]]:

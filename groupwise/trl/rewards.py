@@ -19,6 +19,7 @@ from groupwise.compat.transformers import model_id
 from groupwise.errors import ConfigError
 from groupwise.policy.pretrained import from_pretrained
 from groupwise.policy.resolve import resolve_model
+from groupwise.policy.tokenizing import encoded
 from groupwise.rewards.base import Reward
 from groupwise.trl.config import GRPOConfig, as_dict
 from groupwise.trl.environment import Pool
@@ -183,7 +184,8 @@ def _model_reward(
             )
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
-        inputs = tokenizer(
+        inputs = encoded(
+            tokenizer,
             text=texts,
             return_tensors="pt",
             padding=True,

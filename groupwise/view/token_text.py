@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from groupwise.errors import is_panic
 from groupwise.view.cards import Decoder
 from groupwise.view.catalog import Run
 
@@ -27,8 +28,9 @@ def run_decoder(run: Run, model: str) -> Decoder | None:
             if path.is_file() and path.stat().st_size <= LARGEST_FILE:
                 tokenizer = Tokenizer.from_file(str(path))
                 return lambda ids: token_texts(tokenizer, ids)
-        except Exception:  # tokenizers raises plain Exception for a file that it cannot read
-            continue
+        except BaseException as error:  # plain Exception for a file that it cannot read, or a panic
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
     return None
 
 
@@ -44,7 +46,10 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
             continue
         try:
             texts.append(stream.step(tokenizer, id) or "")
-        except Exception:  # a sequence that it cannot decode as a stream: by itself, then
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
+            # A sequence that it cannot decode as a stream: by itself, then.
             stream = DecodeStream(skip_special_tokens=False)
             texts.append(tokenizer.id_to_token(id))
     return texts

@@ -140,6 +140,12 @@ def test_every_source_of_end_tokens_counts(
     assert eos_ids(model(config, generation), TOKENIZER) == expected
 
 
+@pytest.mark.parametrize("token", [2**63, -(2**40)])
+def test_an_end_token_that_no_array_holds_is_refused(token: int) -> None:
+    with pytest.raises(ModelError, match=f"eos_token_id={token} of the model is no token"):
+        eos_ids(model({"eos_token_id": [token, 1]}, None), TOKENIZER)
+
+
 def test_a_model_without_any_end_token_has_none() -> None:
     no_eos = SimpleNamespace(eos_token_id=None)
 

@@ -356,8 +356,10 @@ def test_answers_that_cannot_be_written_are_one_message(
 
 
 def test_a_summary_that_is_none_does_not_count(run: pathlib.Path, finished: pathlib.Path) -> None:
-    for text in ("[]", "{}", '{"steps": "many"}', "{"):
+    whole = {"status": "finished", "steps": 4, "before": {"reward": 1.0}, "after": {}, "more": 1}
+    damaged = ({"steps": "many"}, {"after": []}, {"before": {"accuracy": "x"}}, {"status": None})
+    for text in ("[]", "{}", "{", *(json.dumps({**whole, **change}) for change in damaged)):
         (run / "summary.json").write_text(text)
         assert read_summary(run) is None
-    (run / "summary.json").write_text(json.dumps({"steps": 4}))
-    assert read_summary(run) == {"steps": 4}
+    (run / "summary.json").write_text(json.dumps(whole))
+    assert read_summary(run) == whole

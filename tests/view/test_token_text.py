@@ -1,5 +1,6 @@
 """Token texts: one for each token, together the whole, found without a network."""
 
+import json
 import pathlib
 import shutil
 
@@ -56,3 +57,10 @@ def test_the_tokenizer_is_looked_for_in_the_run_then_where_it_started(
     (tmp_path / "model" / "tokenizer.json").write_text("{broken")
     decode = run_decoder(run, "tiny")
     assert decode is not None and "".join(decode(ids)) == "12+3"
+
+
+def test_tokens_on_whose_text_the_library_breaks_are_shown_by_name() -> None:
+    strips = {"type": "Strip", "content": "7", "start": 0, "stop": 9}
+    settings = {**json.loads(EMBEDDED.read_text()), "decoder": strips}
+    broken = Tokenizer.from_str(json.dumps(settings))
+    assert token_texts(broken, broken.encode("37=").ids) == ["3", "7", "="]

@@ -1,0 +1,131 @@
+"""Patterns of a tokenizer that take much longer than their text is long, and those of real ones."""
+
+import pytest
+
+from groupwise.policy import patterns
+from groupwise.policy.patterns import (
+    USED_BY_MODELS,
+    grows_in_a_trial,
+    is_simple,
+    literals,
+    repeats_repeats,
+    sequences,
+    texts,
+    why_slow,
+)
+
+LETTERS = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}"
+SMALL = r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+REAL = {
+    "gpt2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "llama3": rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}",
+    "qwen2": rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}",
+    "gpt4": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    "gpt4o": rf"[^\r\n\p{{L}}\p{{N}}]?[{LETTERS}]*[{SMALL}]+{ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{LETTERS}]+[{SMALL}]*{ENDINGS}?|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek": r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "deepseek digits": r"\p{N}{1,3}",
+    "deepseek han": r"[一-龥぀-ゟ゠-ヿ]+",
+    "kimi": r"[\p{Han}]+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{LETTERS}&&[^\p{{Han}}]]*[{SMALL}&&[^\p{{Han}}]]+"
+    rf"{ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?[{LETTERS}&&[^\p{{Han}}]]+[{SMALL}&&[^\p{{Han}}]]*{ENDINGS}?"
+    rf"|\p{{N}}{{1,3}}|{REST}",
+    "bloom": r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    "chameleon": r"([\t\n]|    |  )",
+    "clip": r"<\|startoftext\|>|<\|endoftext\|>"
+    rf"|{ENDINGS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+",
+    "falcon": r"[0-9][0-9][0-9]",
+    "sentencepiece": " {2,}",
+    "blanks": r"\s{2,}|[\n\r\t]",
+    "any": "(.)",
+}
+
+
+@pytest.fixture
+def in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times what the trial of an ordinary pattern takes."""
+    monkeypatch.setattr(patterns, "SECONDS", 1)
+
+
+@pytest.mark.parametrize("model", REAL)
+def test_patterns_of_real_tokenizers_are_let_through(model: str) -> None:
+    assert why_slow(REAL[model]) is None
+
+
+@pytest.mark.parametrize("pattern", sorted(USED_BY_MODELS))
+@pytest.mark.usefixtures("in_a_second")
+def test_slow_patterns_of_known_models_are_let_through(pattern: str) -> None:
+    assert why_slow(pattern) is None
+    assert repeats_repeats(pattern) or grows_in_a_trial(pattern), "it need not be in the list"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x+y",
+        r"\s+\z",
+        "a*a*x",  # cubic
+        "(?:ab)+c",
+        "(?i:foo)+bar",
+        r"(?:[^\W\d]#)+x",
+        "a.*b",
+        "a.*[bc]",
+        "a[^d]*[bc]",
+        r"https?://.*\.zip",
+        r"x(?=.*y)",
+        r"(a*)\1b",
+        r"(?<=a)b|\w+!",
+        r"\p{Khmer}+!",
+        r"\x{e01}+\x{e02}",
+        r"(?:\p{Lu}\p{Ll})+\d",
+        r"(?<name>a+)b\g<name>c",
+        "a?" * 30 + "a" * 30,
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{LETTERS}]*[{SMALL}]+|\p{{N}}{{1,3}}",  # half of GPT-4o's
+    ],
+)
+@pytest.mark.usefixtures("in_a_second")
+def test_patterns_that_grow_faster_than_their_text_are_found(pattern: str) -> None:
+    assert why_slow(pattern) == "whose time grows much faster than the text"
+
+
+@pytest.mark.parametrize("pattern", ["(?:ab)+", r"\p{N}{1,3}"])
+def test_a_plain_repetition_repeats_no_repetition(pattern: str) -> None:
+    assert not repeats_repeats(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"(a+)+$", r"(a|a)*", r"((\w|\d)x)+", r"(\w+\.?){2,}", r"(\p{L}*){99}", r"(?:[^]]]a{50})*"],
+)
+def test_patterns_that_repeat_what_repeats_itself_are_found(pattern: str) -> None:
+    assert repeats_repeats(pattern)
+    assert why_slow(pattern) == "that may take for ever, as it repeats what repeats itself"
+
+
+def test_characters_and_classes_alone_are_not_tried() -> None:
+    assert is_simple(r"[0-9+*(){}]|a|\+|\p{L}|.|[^]]]")
+    assert not any(map(is_simple, ("a+", "a?", "a{2}", "(a)", r"\\*", "[a]*")))
+
+
+def test_a_pattern_is_taken_apart() -> None:
+    assert sequences(r"(?:ab)+c|\d") == [["a", "b"], ["(?:ab)", "c"], [r"\d"]]
+    assert sequences(r"(?i)a(?#or b)[b)]{2}") == [["a", "[b)]"]]
+    assert literals(r"\x41[\x{e01}\n]\p{Lu}") == "Aก[\n]"
+    made = [unit for unit, _ in texts("(?:a#)+[z]", lambda part, c: part in (c, f"[{c}]"))]
+    assert {"a#", "a#z", "#", "z"} <= set(made)
+
+
+def test_a_pattern_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns.sys, "executable", "/nowhere")
+    pattern = " ?once+"
+    with pytest.raises(OSError):
+        why_slow(pattern)
+    monkeypatch.undo()
+    assert why_slow(pattern) is None
+    monkeypatch.setattr(patterns.sys, "executable", "/nowhere")
+    assert why_slow(pattern) is None
