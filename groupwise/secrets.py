@@ -7,7 +7,7 @@ user and password of an address, and text in the form that well-known services g
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -112,18 +112,24 @@ def without_secrets(tree: Any) -> Any:
     return masked(tree) if isinstance(tree, str) else tree
 
 
-def check_whole(settings: Any, name: str) -> None:
-    """Refuse settings from a run folder whose secrets were masked, where they are to be used."""
+def masked_settings(settings: Any, name: str) -> Iterator[str]:
+    """The names of settings from a run folder whose secrets were masked there."""
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            check_whole(value, f"{name}.{key}")
+            yield from masked_settings(value, f"{name}.{key}")
     elif isinstance(settings, list | tuple):
         for number, value in enumerate(settings):
-            check_whole(value, f"{name}.{number}")
+            yield from masked_settings(value, f"{name}.{number}")
     elif isinstance(settings, str) and _IS_MASKED.fullmatch(settings):
+        yield name
+
+
+def check_whole(settings: Any, name: str) -> None:
+    """Refuse settings from a run folder whose secrets were masked, where they are to be used."""
+    for masked_one in masked_settings(settings, name):
         raise ConfigError(
-            f"{name} is {settings!r}: a run folder keeps no secrets, so it cannot be used as it is "
-            "stored there. Name the recipe again, or give the setting on the command line"
+            f"{masked_one} was masked: a run folder keeps no secrets, so it cannot be used as it "
+            "is stored there. Name the recipe again, or give the setting on the command line"
         )
 
 

@@ -204,7 +204,7 @@ def test_a_run_with_a_token_among_its_settings_goes_on_from_the_recipe(trained: 
 def test_a_masked_setting_is_not_used_as_if_it_were_the_secret(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"options.my_token is '\*\*\*'.*keeps no secrets"):
+    with pytest.raises(ConfigError, match="options.my_token was masked.*keeps no secrets"):
         train(trained / "config.yaml", trained.parent / "other")
 
 
@@ -217,7 +217,7 @@ def test_a_masked_setting_is_not_used_as_if_it_were_the_secret(
     ],
 )
 def test_masked_addresses_and_inner_settings_are_found(settings: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is "):
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} was masked"):
         check_whole(settings, "x")
 
 

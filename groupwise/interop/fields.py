@@ -13,6 +13,7 @@ from groupwise.config import Config, RolloutSettings
 from groupwise.config.flat import leaves
 from groupwise.interop.trl_surrogates import FIELDS, LOSS_TYPES
 from groupwise.objective.objective import Objective
+from groupwise.secrets import masked_settings
 
 DIRECT = {
     "seed": "seed",
@@ -198,6 +199,9 @@ def _lost_of_the_run(config: Config) -> Iterator[str]:
         yield "place, timing: answers are sampled by the trainer, and by its present weights"
     if config.compile == "all":
         yield "compile=all: nothing is compiled"
+    for reward in config.rewards:
+        for name in masked_settings(reward.options, f"{reward.name}: options"):
+            yield f"{name}: a run folder keeps no secrets, so write it into the script"
 
 
 def _lost_of_the_objective(objective: Objective) -> Iterator[str]:

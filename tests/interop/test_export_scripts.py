@@ -93,6 +93,12 @@ def test_settings_that_trl_lacks_are_said() -> None:
     assert trl_fields(small_config()).lost == ()
 
 
+def test_secrets_that_the_run_folder_does_not_hold_are_said() -> None:
+    rewards = 'rewards=[correct, {name: brevity, options: {a: [{my_token: "***"}], words: 3}}]'
+    (said,) = trl_fields(small_config(rewards)).lost
+    assert said.startswith("brevity: options.a.0.my_token: a run folder keeps no secrets")
+
+
 def test_a_warm_up_and_a_moving_reference_are_counted_in_optimizer_steps(
     tmp_path: pathlib.Path,
 ) -> None:
