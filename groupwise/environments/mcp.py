@@ -44,7 +44,7 @@ class McpSession:
         self._command = tuple(command)
         self._loop = asyncio.new_event_loop()
         self._started: asyncio.Future[Any] = self._loop.create_future()
-        self._stop = asyncio.Event()
+        self._stop, self._closed = asyncio.Event(), False
         self._why = "lost the MCP server: it was ended"
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._thread = threading.Thread(target=self._run, name="MCP server", daemon=True)
@@ -52,7 +52,7 @@ class McpSession:
 
     @property
     def ended(self) -> bool:
-        return self._stop.is_set() or not self._thread.is_alive()
+        return self._closed or not self._thread.is_alive()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         return await self._there(self._call(name, dict(arguments)))
@@ -62,6 +62,7 @@ class McpSession:
 
     def close(self, wait: bool = False) -> None:
         """Ask the server to end. It is killed if it does not."""
+        self._closed = True  # at once: who takes a server next is not given this one
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._stop.set)
         if wait:

@@ -14,7 +14,7 @@ from environments.scripted import END, LIMITS, ScriptedEngine
 from environments.templates import tokenizer_of
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.groups import Episodes
-from groupwise.environments.mcp import mcp_environment
+from groupwise.environments.mcp import McpServers, mcp_environment
 from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.recipe import load_recipe
 from groupwise.types import Episode, Problem, Sampling
@@ -103,6 +103,20 @@ def test_a_shared_server_is_one_process_and_is_replaced(shared: EnvironmentFacto
     assert "lost the MCP server" in lost.error and lost.reward is None
     (third,) = play(shared, [call("note", text="x"), "Done."])
     assert replies(third) == ["1 notes"], "a new one"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_closed_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its thread takes to notice."""
+    servers = McpServers(COMMAND, shared=True)
+    first = servers.take()
+    assert asyncio.run(first.tools()) and servers.take() is first
+    with monkeypatch.context() as busy:
+        busy.setattr(first._loop, "call_soon_threadsafe", lambda *_: None)
+        first.close()
+        assert servers.take() is not first
+    first.close()
+    servers.close()
 
 
 @pytest.mark.slow
