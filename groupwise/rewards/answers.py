@@ -60,21 +60,13 @@ _JSON = re.compile(
     re.IGNORECASE,
 )
 _HOW_SURE = re.compile(
-    r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure|confiden|certain)"
+    r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure\b(?! to)|confiden|certain)"
     r"[^()\n]{0,30}\)?[.\s]*$"
 )
-_NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
-    r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
-    r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|tempt(?:ed|ing)|wrong|incorrect|naive)"
-    r"\b[^.!?\n]{0,40}$",
-    re.IGNORECASE,
-)
-_UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
-_EITHER_BOX = re.compile(r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed")
 _RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
-_BEGINS_AGAIN = re.compile(  # and is cut off before it comes to another answer
-    r"\b(?:wrong|mistake|incorrect|not right)\b.{0,200}\b(?:recompute|recalculate|redo|try again"
-    r"|start over)\b(?!.*(?:boxed|####))",
+_TAKES_BACK_BOX = re.compile(  # names another, or begins again and is cut off before it has one
+    r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed|\b(?:wrong|mistake|incorrect|not right)\b"
+    r".{0,200}\b(?:recompute|recalculate|redo|try again|start over)\b(?!.*(?:boxed|####))",
     re.IGNORECASE | re.DOTALL,
 )
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
@@ -82,7 +74,12 @@ _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
-_LAST_FORMULA = re.compile(r"(?:\$[^$]{1,200}\$\$?|\\[(\[].{1,200}\\[)\]])[\s.!*]*$", re.DOTALL)
+_SUM_IS = re.compile(  # a + b = 12, 6(18) = 108
+    r"(?:[^=]*[a-z0-9)}] ?(?:[-+*/^]|\\[dt]?frac|\\cdot)|\s*[0-9])[^=]*=[^<>,]*"
+)
+_LAST_FORMULA = re.compile(
+    r"(?:\$([^$]{1,200})\$\$?|\\[(\[]((?:(?!\\[(\[]).){1,200})\\[)\]])[\s.!*]*$", re.DOTALL
+)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
@@ -98,7 +95,7 @@ _BOUNDED = re.compile(  # 2 < x <= 5; the variable once, so that nothing has to 
     r"|t)(?![a-z]))(?!.*(?<![a-z\\])\1(?![a-z]))[^<>≤≥]{1,40}|\s*[(\[][^<>]{0,60}infty[^<>]{0,60}"
 )
 _RATIO = re.compile(r"[0-9] ?: ?[0-9]")
-_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]")
+_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]|\b[a-z] ?- ?[a-z]\b")
 _DANGEROUS = re.compile(
     r"[0-9]{16}"  # a number that could be an exponent, or a factorial
     r"|[0-9] ?[eE][+-]?[0-9]{3}"
@@ -119,6 +116,8 @@ def correct(completion: str, answer: Any) -> bool:
     if (given := _marked(text)) is None:
         said = _after_saying_so(text[-TAIL:])
         given = said or _unmarked(text[-TAIL:])
+        if said and said[0].isupper() and len(said) > SHORT and read_quantity(said) is None:
+            given = concluded(said) or given  # Answer: Ray takes 54 minutes longer than ...
         if len(truth) <= LIMIT and read_quantity(truth) is None:
             text = said or text[-TAIL:]
             words = plain(truth).casefold()
@@ -148,20 +147,22 @@ def _marked(text: str) -> str | None:
     boxed = boxed_answer(text)
     if boxed is not None:
         tail = text[-TAIL:]
-        return "" if _EITHER_BOX.search(tail) or _BEGINS_AGAIN.search(tail) else boxed.strip()
+        return "" if _TAKES_BACK_BOX.search(tail) else boxed.strip()
     return _after_hashes(text) or in_json(text[-TAIL:])
 
 
 def _unmarked(tail: str) -> str | None:
     """What running text concludes: the formula that it ends on, else a number."""
     if (formula := _LAST_FORMULA.search(tail)) and _FORMULA_SIGN.search(formula[0]):
+        if _SUM_IS.match(last := formula[1] or formula[2]):
+            return last
         return next(iter(concluded_formulas(tail)), None)
     return _in_prose(tail)
 
 
 def same_answer(given: str, truth: str) -> bool:
     """Whether two short texts state the same answer, as the module's docstring defines it."""
-    given, truth = _unboxed(given).strip(), _unboxed(truth).strip()
+    given, truth = ((boxed_answer(text) or text).strip() for text in (given, truth))
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
@@ -192,8 +193,8 @@ def boxed_answer(text: str) -> str | None:
     if start > 0 and "}" not in text[start:]:
         start = max(text.rfind("\\boxed{", 0, start), text.rfind("\\fbox{", 0, start))
     if start < 0:
-        bare = list(_BARE_BOX.finditer(text[-TAIL:]))
-        return bare[-1][1] if bare else None
+        bare = _BARE_BOX.findall(text[-TAIL:])
+        return bare[-1] if bare else None
     start = text.index("{", start) + 1
     depth = 1
     for position in range(start, min(start + LIMIT, len(text))):
@@ -201,11 +202,6 @@ def boxed_answer(text: str) -> str | None:
         if depth == 0:
             return text[start:position]
     return None
-
-
-def _unboxed(text: str) -> str:
-    boxed = boxed_answer(text) if text.count("\\boxed") == 1 else None
-    return text if boxed is None else boxed
 
 
 def boxed_format(completion: str) -> bool:
@@ -225,7 +221,10 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _after_saying_so(text: str) -> str | None:
+    text = text.rstrip(" *:$\n")
     matches = [match for match in _SAYS.finditer(text) if not _is_not_meant(text, match)]
+    if matches and matches[-1].end() == len(text):
+        matches.pop()  # repeats itself, and is cut off
     if not matches:
         return None
     rest = text[matches[-1].end() :].lstrip(" *:\n")
@@ -237,14 +236,9 @@ def _after_saying_so(text: str) -> str | None:
 
 def _is_not_meant(text: str, said: re.Match[str]) -> bool:
     """Whether "the answer is" belongs to what is not meant: "you might think the answer is 20"."""
-    before = text[max(said.start() - 120, 0) : said.start()]
-    before = before[max(before.rfind(end) for end in (". ", "\n", "? ", "! ")) + 1 :]
-    would = "would" in said[0].lower()
-    return bool(
-        _NOT_MEANT.search(before)
-        or (would and _UNDER_CONDITION.match(text, said.end()))
-        or (would and is_hypothetical(before + said[0]))
-    )
+    before = re.split(r"[.?!] |\n", text[max(said.start() - 120, 0) : said.start()])[-1]
+    after = text[said.start() : said.end() + 60]
+    return is_hypothetical(before + said[0]) or is_hypothetical(after)
 
 
 def in_json(text: str) -> str | None:

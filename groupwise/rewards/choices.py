@@ -17,7 +17,7 @@ from groupwise.rewards.statements import NOT_THAT, denied, stated, without_after
 LETTERS = "ABCDEFGHIJ"
 
 _LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =)"
-_GOES_ON = r"(?!\)? ?\?| (?!instead|rather|because|since|with|as |not )[a-z])"
+_GOES_ON = r"(?!\)? ?\?|\)?, \(?[A-J]\b| (?!instead|rather|because|since|with|as |not )[a-z])"
 _SAYS = re.compile(
     r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
     r"|risposta|resposta)\b|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
@@ -74,7 +74,7 @@ _MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌
 _TICKED = re.compile(
     r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
 )
-_TENTATIVE = re.compile(r"\b(?:could|might|may) (?:\w{1,8} )?$", re.IGNORECASE)
+_TENTATIVE = re.compile(r"\b(?:could|might|may|eliminate|exclude|rule out) (?:\w{1,8} )?$", re.I)
 _HESITATES = re.compile(
     r"\b(?i:I (?:really |just |honestly )?(?:can(?:no|')t|am unable to|don't know|do not know)"
     r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b)"
@@ -139,7 +139,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
-    by_value = _by_value(tail, final_answer(text) or tail.strip()[:LIMIT], letters, options)
+    given = final_answer(text) or tail.strip().rpartition("\n")[2][:LIMIT]
+    by_value = _by_value(tail, given, letters, options)
     return None if by_value in denied_at else by_value
 
 
@@ -213,11 +214,7 @@ def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
         own = options[LETTERS.index(with_text[1])] if options else ""
         if own and same_answer(with_text[2], own):
             return with_text[1]
+    texts = dict(zip(LETTERS, options, strict=False))
     named = [letter for letter in letters if same_answer(given, letter)]
-    if not named:
-        named = [
-            letter
-            for letter, text in zip(LETTERS, options, strict=False)
-            if same_answer(given, text)
-        ]
+    named = named or [letter for letter, text in texts.items() if same_answer(given, text)]
     return named[0] if len(named) == 1 else None

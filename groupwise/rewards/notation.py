@@ -87,7 +87,9 @@ def reply(text: str) -> str:
     template, nor what is struck out, nor what follows the end of its turn, nor the exercises that
     it goes on with."""
     text = ascii_digits(text)
-    *_, said = _THOUGHT.split(text, maxsplit=1)
+    *thought, said = _THOUGHT.split(text, maxsplit=1)
+    if not thought and text.lstrip().startswith("<think>") and "</answer>" not in text:
+        return ""  # cut off while it thinks
     said = said if said.strip() else text
     text = next((part for part in _TOKEN.split(said) if part.strip()), said)
     text = _STRUCK_OUT.sub("", text)
@@ -135,18 +137,17 @@ _THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
     r"(?! ?[0-9/]))",
     re.IGNORECASE,
 )
-_THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
 
 def prose_characters(text: str) -> str:
     """Running text with the usual characters: ½ as 1/2, 10⁴ as 10^4, thousands without spaces that
     only separate them."""
-    text = _THOUSANDS_SPACE.sub("", _FOOTNOTE.sub("", text))
+    text = _FOOTNOTE.sub("", text).translate(_CHARACTERS)
     for command, sign in _IN_TEXT.items():
         text = text.replace(command, sign)
     text = with_joined_thousands(text)
     text = _SUPERSCRIPTS.sub(lambda m: "^" + m[0].translate(_SUPERSCRIPT_DIGITS), text)
-    return re.sub(" {2,}", " ", text.translate(_CHARACTERS))
+    return re.sub(" {2,}", " ", text.replace("。", ". "))
 
 
 def with_joined_thousands(text: str) -> str:

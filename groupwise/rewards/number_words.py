@@ -23,6 +23,7 @@ _DENOMINATORS = {word: under for under, word in enumerate(_PARTS.split(), 2)}
 _DENOMINATORS |= {f"{word}s": under for word, under in _DENOMINATORS.items()}
 _DENOMINATORS |= {"halves": 2, "fourth": 4, "fourths": 4}
 _BEGINS = {*_WORDS, "half", "a", "minus", "negative"}
+_MORE_THAN_ONE = {*SCALES, *_DENOMINATORS, "more", "less"}
 _ADVERBS = ("exactly", "precisely", "about", "approximately", "roughly", "around", "only", "just")
 
 
@@ -51,13 +52,15 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
 
 
 def spelled_number(sentence: str) -> str | None:
-    """The last number that a sentence spells out, with the word after it; a mere "one" is none."""
+    """The last number spelled out, with the word after it; no mere "one", no "the two movies"."""
     words = re.findall(r"[a-z]+", sentence[-400:].lower())
     for end in range(len(words), 0, -1):
         for begin in range(max(end - 10, 0), end):
             text = " ".join(words[begin:end])
             if words[begin] in _BEGINS and number_in_words(text):
-                lone = words[begin] == "one" and not {*words[begin:end]} & {*SCALES, *_DENOMINATORS}
+                if begin and words[begin - 1] in ("the", "these", "those"):
+                    break  # "the two movies" were there before
+                lone = words[begin] == "one" and not {*words[begin:end]} & _MORE_THAN_ONE
                 return None if lone else text
     return None
 

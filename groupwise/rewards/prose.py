@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from groupwise.rewards.notation import prose_characters
 from groupwise.rewards.number_words import spelled_number
-from groupwise.rewards.quantities import last_number
+from groupwise.rewards.quantities import last_number, said_twice
 from groupwise.rewards.statements import NOT_THAT, denied, denied_in_text, without_afterthought
 
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_]))+[.!?]*[\"')\]*_]*")
@@ -21,9 +21,9 @@ _AFTER = re.compile(
     r"[\W_]*(?:check|to (?:verify|check)|verification|verify|double-check|(?:this|that|it"
     r"|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks|equals the given"
     r"|is (?:consistent|plausible|reasonable)|makes sense)|would you|do you want|shall i"
-    r"|let me know|feel free|i hope|hope this|substituting|plugging|indeed|note|remark|remember"
-    r"|for comparison|this (?:follows|comes) from|by the way|we can (?:check|verify)|with (?:that"
-    r"|this)|(?:my )?(?:confidence|certainty|difficulty)|I(?:'m"
+    r"|let me know|feel free|i hope|hope this|(?:substituting|plugging)(?!.*\bwe get\b)|indeed"
+    r"|note|remark|remember|this (?:follows|comes) from|by the way|we can (?:check|verify)"
+    r"|with (?:that|this)|(?:my )?(?:confidence|certainty|difficulty)|I(?:'m"
     r"| am) (?:about )?[0-9.]{1,5} ?% (?:sure|confident|certain)|if you (?:need|want|have|had)"
     r"|you can (?:check|verify)|source|reference)\b",
     re.IGNORECASE,
@@ -32,44 +32,50 @@ _UNDECIDED = re.compile(
     r"\b(?:can(?:no|')t|could(?:n't| not)|impossible to|(?:unable|not able|not possible) to)"
     r" (?:be (?:determined|known|answered)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\bI (?:don't|do not) know\b"
-    r"|\bneed (?:some )?more information\b|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b"
-    r"|\bno se puede\b|无法确定|不能确定",
+    r"|\banswer (?:is|(?:should|must|will) be)\W*$|\bneed (?:some )?more information\b|无法确定"
+    r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
+    r"|(?<![0-9.,]) [0-9]{1,9} or [0-9]{1,9} [a-z]"
+    r"|\bone of [$€£]?[0-9.,]{1,12}(?: [a-z]{1,12})? and [$€£]?[0-9]",
     re.IGNORECASE,
 )
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
-    r"[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?(?:(?:without|had"
+    r"[^.!?\n]{0,120}\bwould be\b[^.!?\n]{0,60}\bif\b"
+    r"|[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?(?:(?:without|had"
     r"|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included)"
     r"|if\b.{0,80}n't)\b.*\bwould\b|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object"
     r"|argue|claim|guess)\b(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
     re.IGNORECASE | re.DOTALL,
 )
-_EITHER = re.compile(
-    r"\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
-    r"|(?<![0-9.,]) [0-9]{1,9} or [0-9]{1,9} [a-z]"
-    r"|\bone of [$€£]?[0-9.,]{1,12}(?: [a-z]{1,12})? and [$€£]?[0-9]",
-    re.IGNORECASE,
-)
 _REFUSES = re.compile(
     r"\b(?:can't|cannot|unable to) (?:solve|determine|answer|compute|calculate|work)\b"
     r"[^.]{0,40}\b(?:without|unless)\b|\b(?:as|just|only|merely) a (?:\w{1,10} )?guess\b"
-    r"|\b(?:starting|wild) guess\b|\bplaceholder\b"
-    r"|\b(?:don't|do not) (?:take|count) (?:it|that|this)\b",
+    r"|\b(?:starting|wild) guess\b"
+    r"|(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information",
     re.IGNORECASE,
 )
-_TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
 _NO_SOLUTION = re.compile(
     r"\bno (?:real |integer )?solutions?\b(?! (?:other|but|except))", re.IGNORECASE
 )
-_CLAUSE = re.compile(  # what explains or compares the number before it
-    r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|car|parce que|weil|denn"
-    r"|perché|poiché|omdat|eftersom)\b.*$"
-    r"|(?<=[0-9] )(?P<noun>[a-z]{1,20}) in [0-9]{1,6} [a-z]{1,20}\W{0,5}$|, (?:as"
-    r"|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?(?:below|above|less"
-    r"|more|under|over|within|between))\b.*$|,? compared (?:to|with)\b.*$|, (?:whos?e?"
-    r"|of which)\b(?!.*\b(?:leav|so|left)).*$| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has"
-    r"|have|had|is|are|remain|left|leav))).*$|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
+_CLAUSE = re.compile(  # what explains or compares the number before it; a group in it is kept
+    r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|(?<=, )car|parce que|weil"
+    r"|denn|perché|poiché|omdat|eftersom)\b.*$"
+    r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|during)(?: the| base)? [0-9]{1,6}[a-z! ]{0,40}\W{0,5}$"
+    r"|, (?:as|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?(?:below"
+    r"|above|less|more|under|over|within|between))\b.*$|,? (?:if|compared (?:to|with))\b"
+    r"(?!.*(?:, |=)).*$|, (?:whos?e?|of which)\b(?!.*\b(?:leav|so|left)).*$"
+    r"| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has|have|had|is|are|remain|left|leav))).*$"
+    r"|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
     r"|,? and [a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}\W{0,5}$"
-    r"| ?\([^()]*\)\W{0,5}$",
+    r"| ?\([^()]*\)\W{0,5}$"
+    # 4 times as likely as 3 heads; 2 seconds slower than Team 1
+    r"|(?<=[0-9] )(?:(times as [a-z]{1,15}) |(?!times\b)((?:[a-z]{1,15} ){0,3}(?:[a-z]{2,10}er|more"
+    r"|less)(?: [a-z]{1,15}){0,3}) than )(?!.*(?:, |=)).*$"
+    # needs 7 packs to equip everybody with 2
+    r"|(\b(?:need|take|require)s? [a-z ]{0,40}[0-9][0-9.,]{0,15} [a-z ]{1,40}?) to"
+    r" (?!get|give|make|obtain|find|.*(?:, |=)).*$"
+    # there are 4 pairs: (1, 2), ...; there are 4 numbers that divide 8
+    r"|(\bthere (?:is|are) [$*\\( ]{0,4}[0-9]{1,15}[^.=:0-9]{1,60}?)(?::(?!.*=).*,"
+    r"| (?:that|for which|such that|less than|between)\b(?!.*, (?:so|which))).*$",
     re.IGNORECASE,
 )
 _RESULT = re.compile(
@@ -88,9 +94,9 @@ _IS_IN_WORDS = re.compile(
 _ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.", re.IGNORECASE)
 _AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|day|week|month|year|mile)s? and a half\b", re.I)
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
-
-
-_DISPLAY = re.compile(r"(?:\$\$|\\\[|\\begin\{)[^$]{1,600}?(?:\$\$|\\\]|\\end\{)")
+_EXPLAINED = re.compile(  # So there are 79.\n### Explanation
+    r"^(?:so|thus|hence|therefore)\b(?=[^\n]*[0-9])[^\n]*\n\s*[#*_ ]{0,6}explanation\b", re.I | re.M
+)
 _ASIDE = re.compile(
     r" \((?:[=≈~]|\\approx\b|(?:ie|or|about|approximately|roughly|around)\b)[^()]{1,80}\)", re.I
 )
@@ -128,7 +134,6 @@ _IN_SPEECH = re.compile(
     rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
 )
 _DRESS = re.compile(r"\\(?:text[a-z]*|math[a-z]+)\{|[*_${}]")
-_BOLD = re.compile(r"(?:\*\*|\\textbf\{)([^*{}\n]{1,60})(?:\*\*|\})")
 _PREDICATE = re.compile(
     r"(?:\b(?:is|are|was|be|becomes|remains|called|on)|[=:])(?: (?:an?|the|always|indeed))*[ \"]*$"
 )
@@ -149,6 +154,8 @@ def concluded(text: str) -> str | None:
         return None
     if _NO_SOLUTION.search(sentences[-1]):
         return "no solution"
+    if (both := said_twice(sentences[-1])) is not None:
+        return both
     for sentence in map(_without_clause, reversed(sentences)):
         if "ratio" in text:
             sentence = _RATIO_IN_WORDS.sub(r"\1:\2", sentence)
@@ -166,6 +173,7 @@ def concluded(text: str) -> str | None:
 def _concluding(text: str) -> list[str]:
     """The sentences of a text up to its conclusion; none where it does not decide on one."""
     text = _ASIDE.sub("", _ABBREVIATED.sub(r"\1\2", text))
+    text = text[: end.end()] if (end := _EXPLAINED.search(text)) else text
     sentences = [match[0] for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
     sentences = [text for text in sentences if not text.rstrip("\"')]*_ ").endswith("?")]
     while len(sentences) > 1 and _AFTER.match(sentences[-1]):
@@ -173,15 +181,13 @@ def _concluding(text: str) -> list[str]:
     stated = [text for text in sentences if not is_hypothetical(text)]
     if any(_DIGIT.search(text) for text in stated):
         sentences = stated
-    if not sentences or _UNDECIDED.search(sentences[-1]) or _EITHER.search(sentences[-1]):
+    if not sentences or _UNDECIDED.search(sentences[-1]) or any(map(_REFUSES.search, sentences)):
         return []
-    refused = any(map(_REFUSES.search, sentences))
-    return [] if refused or _TOO_LITTLE.search(" ".join(sentences[-3:])) else sentences
+    return sentences
 
 
 def concluded_formulas(text: str) -> list[str]:
     """How the formula that a text concludes with can be read: a list, the whole, its right side."""
-    text = _DISPLAY.sub(lambda match: match[0].replace("\n", " "), text)
     lines = takewhile(bool, map(_ITEM.fullmatch, text.rstrip().splitlines()[::-1]))
     items = [_last_formula(item[1]) for item in lines if item][::-1]
     found = [", ".join(filter(None, items))] if len(items) > 1 and all(items) else []
@@ -218,10 +224,9 @@ def concludes_with(text: str, words: str) -> bool:
     if not sentences or not re.fullmatch(r"[a-z][a-z' -]{1,40}", words):
         return False
     sentence = _DRESS.sub("", without_afterthought(sentences[-1])).casefold().strip()
-    bold = [match[1].casefold().strip(" .") for match in _BOLD.finditer(sentences[-1])]
     for match in re.finditer(rf"(?<![\w-]){re.escape(words)}(?![\w-])", sentence):
         before, after = sentence[: match.start()][-80:], sentence[match.end() :]
-        said = not _WORD.search(after) or words in bold[-1:] or _SUPERLATIVE.match(after)
+        said = not _WORD.search(after) or _SUPERLATIVE.match(after)
         said = said or (_PREDICATE.search(before) and _PREDICATE_ENDS.match(after))
         if said and not NOT_THAT.search(before) and not denied("", after[:40]):
             return True
@@ -229,11 +234,12 @@ def concludes_with(text: str, words: str) -> bool:
 
 
 def _until_result(sentence: str, before: str) -> str:
-    """The sentence up to the last result before it, where what follows was given earlier.
+    """The sentence up to the last result, its own or one before it, where what follows was given.
 
     "4 * 6 = 24 eggs. So he needs 24 eggs for 4 cakes." The 4 is no answer: the text had it before
     it had its last result, which the sentence repeats.
     """
+    before += sentence
     results = list(_RESULT.finditer(before))
     numbers = list(_NUMERAL.finditer(sentence))
     if not results or not numbers:
@@ -241,10 +247,11 @@ def _until_result(sentence: str, before: str) -> str:
     given = {_digits(match[0]) for match in _NUMERAL.finditer(before, 0, results[-1].start())}
     result = _digits(results[-1][1])
     places = [n for n, match in enumerate(numbers) if _digits(match[0]) == result]
-    if not places or places[-1] == len(numbers) - 1 or "=" in sentence[numbers[places[-1]].end() :]:
-        return sentence
-    behind = numbers[places[-1] + 1 :]
-    if not all(_digits(match[0]) in given for match in behind):
+    behind = numbers[places[-1] + 1 :] if places else []
+    goes_on = behind and re.search(
+        r"=|(?:,|^) (?:then|so|we) ", sentence[numbers[places[-1]].end() :]
+    )
+    if not behind or goes_on or not all(_digits(match[0]) in given for match in behind):
         return sentence
     return sentence[: behind[0].start()]
 
@@ -255,8 +262,9 @@ def _digits(number: str) -> str:
 
 
 def _without_clause(sentence: str) -> str:
-    clause = _CLAUSE.search(sentence)
-    before = sentence[: clause.start()] + (clause["noun"] or "") if clause else ""
+    clause = _CLAUSE.search(sentence := sentence.strip())
+    kept = clause[clause.lastindex] if clause and clause.lastindex else ""
+    before = sentence[: clause.start()] + kept if clause else ""
     return before if _DIGIT.search(before) else sentence
 
 

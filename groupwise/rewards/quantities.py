@@ -31,17 +31,14 @@ _NUMERAL = re.compile(
     rf"(?P<number>{_DECIMAL})"
     rf"(?:(?:{_TIMES_TEN_TO})(?P<exponent>[+-]?[0-9]+)(?: ?[)}}])?| ?/ ?(?P<under>-?{_DECIMAL}))?"
 )
-_BARE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
-_POWER_OF_TEN = re.compile(r"(?<![0-9A-Za-z_^\\.])10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$")
+_POWER_OF_TEN = re.compile(
+    r"(?<![0-9A-Za-z_^\\.×·*])(?<![×x·*] )10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$"
+)
 
-_FRACTIONS = (
-    re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?\{ ?([^{}]{1,60}?) ?\}"),
-    re.compile(r"\\[dtc]?frac ?\{ ?([^{}]{1,60}?) ?\} ?([0-9])"),
-    re.compile(r"\\[dtc]?frac ?([0-9]) ?\{ ?([^{}]{1,60}?) ?\}"),
-    re.compile(r"\\[dtc]?frac ?([0-9]) ?([0-9])"),
-    re.compile(r"\b([0-9]{1,9}) (?:over|out of) ([0-9]{1,9})\b"),
-    re.compile(r"\b(1) in ([0-9]{1,9})\b"),
-    re.compile(r"\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"),
+_PART = r" ?(?:\{ ?([^{}]{1,60}?) ?\}|([0-9]))"
+_FRACTION = re.compile(
+    rf"\\[dtc]?frac{_PART}{_PART}|\b([0-9]{{1,9}}) (?:over|out of) ([0-9]{{1,9}})\b"
+    r"|\b(1) in ([0-9]{1,9})\b|\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"
 )
 
 _REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
@@ -102,9 +99,7 @@ _RECIPROCAL = re.compile(
 )
 _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
 _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
-_DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
-_RATE = re.compile(r"/| per ")
 _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
 )
@@ -114,10 +109,14 @@ _COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
 _THOUSANDS = re.compile(  # of euros, which have two decimals at most: 1.250 €, 12 000 euros
     r"(?<![0-9.,])([0-9]{1,3})[. ]([0-9]{3})(?:[. ]([0-9]{3}))?(?= ?(?:€|[Ee]uros?\b))"
 )
+_SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
+    r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))(?:,? (?:or|which is|that is|ie)"
+    r"(?: (?:equal|equivalent) to)?| \(=?) ?([$€£]?[0-9][0-9.,/]{0,15}(?: ?%| [a-z]{1,12})?)\W*$"
+)
 _DECIMALS = re.compile(r"\.([0-9]{1,20})")
 _BEHIND = re.compile(
     r" ?%|\^\{?-?[0-9]{1,4}\}?"
-    r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/])(?:\^[23])?"
+    r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _NEGATIVE = re.compile(r"\bnegative $|(?:\b(?:is|are|be|to|equals|at)|[=:]) minus $", re.IGNORECASE)
@@ -158,14 +157,10 @@ def read_quantity(text: str) -> Quantity | None:
     """The quantity that an answer states; None if it is none, or too long to be one."""
     if not 0 < len(text) <= LIMIT:
         return None
-    if _BARE.fullmatch(text):
-        return Quantity(Fraction(text))
     text = with_joined_thousands(stated(plain(text)))
     if is_date(text):
         return None
-    text = _REPEATING.sub(_repeated, text)
-    for pattern in _FRACTIONS:
-        text = pattern.sub(r" \1/\2 ", text)
+    text = _FRACTION.sub(_with_slash, _REPEATING.sub(_repeated, text))
     text = _PRICE.sub(r"\1\2.", _NEGATED.sub(r"-\1", _THOUSANDS.sub(_joined, text)))
     right = _right_side(" ".join(text.split()))
     if right is None:
@@ -173,10 +168,7 @@ def read_quantity(text: str) -> Quantity | None:
     if (reciprocal := _RECIPROCAL.fullmatch(right)) is not None:
         return _reciprocal(Fraction(reciprocal[1]), int(reciprocal[2]))
     text = _UNIT_POWER.sub(lambda m: m[1].translate(_SUPERSCRIPTS), _AREA.sub(r"\1^\2", right))
-    power = _POWER_OF_TEN.search(text)
-    if power and (prefix := _prefix(text[: power.start()])) and abs(int(power[1])) <= MAX_DIGITS:
-        return Quantity(prefix[0] * Fraction(10) ** int(power[1]))
-    matches = list(_NUMERAL.finditer(text))
+    matches = list(_NUMERAL.finditer(text := _POWER_OF_TEN.sub(r"1e\1", text)))
     if len(matches) != 1:
         return _in_words(text) if not matches else None
     return _quantity(matches[0], text)
@@ -185,6 +177,10 @@ def read_quantity(text: str) -> Quantity | None:
 def with_decimal_point(text: str) -> str:
     """with_decimal_point("3,5") == "3.5": what no English number can be, but a European one is."""
     return _COMMA.sub(r"\1.", text)
+
+
+def _with_slash(match: re.Match[str]) -> str:
+    return " {}/{} ".format(*filter(None, match.groups()))
 
 
 def _joined(match: re.Match[str]) -> str:
@@ -216,9 +212,7 @@ def last_number(text: str) -> str | None:
     None where the words around it say that it is not the answer.
     """
     text = _COMMA.sub(r"\1.", _THOUSANDS.sub(_joined, without_afterthought(text)))
-    for pattern in _FRACTIONS:
-        text = pattern.sub(r" \1/\2 ", text)
-    found = _NUMERAL.finditer(text)
+    found = _NUMERAL.finditer(text := _FRACTION.sub(_with_slash, text))
     numbers = [one for one in found if not _IN_EXPONENT.search(text[: one.start()][-4:])]
     if not numbers:
         return None
@@ -254,7 +248,14 @@ def is_rounded(exactly: str, roughly: str) -> bool:
     if exact is None or rough is None:
         return False
     decimals = len(match[1]) if (match := _DECIMALS.search(roughly)) else 0
-    return abs(exact.value - rough.value) <= Fraction(1, 2 * 10**decimals)
+    close = abs(exact.value - rough.value) <= Fraction(1, 2 * 10**decimals)
+    return close or same_quantity(exact, rough)
+
+
+def said_twice(sentence: str) -> str | None:
+    """The quantity that a sentence ends on in two units, as "7500 cents ≈ $75"."""
+    match = _SAID_TWICE.search(sentence)
+    return " ≈ ".join(match.groups()) if match and is_rounded(*match.groups()) else None
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
@@ -291,7 +292,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     after = after.strip()
     if after and after[0] in f"{_CURRENCIES}¢":
         currency, after = after[0], after[1:].strip()
-    if not _WORDS_AFTER.fullmatch(after) or _DANGLING.search(after):
+    if not _WORDS_AFTER.fullmatch(after):
         return None
     words = re.findall(r"[A-Za-z°]+[⁻¹²³⁴]*", after)
     letters = [word.rstrip("⁻¹²³⁴") for word in words]
@@ -303,7 +304,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     while words and words[0].lower() in SCALES:
         value *= SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
-    measure = words[0].lower() if words and not _RATE.search(after) else ""
+    measure = words[0].lower() if words else ""
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)

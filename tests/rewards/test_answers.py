@@ -385,6 +385,8 @@ HOSTILE = {
     "minus signs": "-" * 10_000_000,
     "says so": "the answer is " * 500_000,
     "fractions": "\\frac{" * 1_000_000,
+    "clauses": "it takes 1 a to b if there are 2 a that need 3 more than 4 a or " * 100_000,
+    "hypotheses": "would be if " * 500_000,
     "dots": "1." * 4_000_000,
     "slashes": "1/" * 4_000_000,
     "huge exponent": "<answer>1e999999999</answer>",
