@@ -204,7 +204,7 @@ def test_a_run_with_a_token_among_its_settings_goes_on_from_the_recipe(trained: 
 def test_a_masked_setting_is_not_used_as_if_it_were_the_secret(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="options.my_token was masked.*keeps no secrets"):
+    with pytest.raises(ConfigError, match=r"options.my_token was masked.*keeps no secrets"):
         train(trained / "config.yaml", trained.parent / "other")
 
 
