@@ -74,13 +74,15 @@ def _compared(line: dict[str, Any], record: dict[str, Any]) -> Step:
         mean_answer=line["tokens"] / answers if natural else None,
         precision="fp32" if on_cpu else "bf16",
         compiled=compiled,
+        rank=setting.get("adapter", 0),
     )
     model = "shape:135m" if setting["model"] == "smollm2" else setting["model"]
     # The machine that it was measured on, not the one that this runs on.
     cores = record["machine"]["cores"]
     cpu = Gpu("cpu", 24 * GIB, 33e9, 97e9 * cores, 1e10, 1e9, is_cpu=True)
     lengths = f"({setting['prompt_tokens']} + {setting['completion_tokens']})"
-    notes = f"{' natural' * natural}{' compiled' * compiled}{' on a CPU' * on_cpu}"
+    notes = f"{' LoRA' * (job.rank > 0)}{' natural' * natural}{' compiled' * compiled}"
+    notes += " on a CPU" * on_cpu
     return Step(
         name=f"{setting['model']} {job.prompts} x {job.group_size} x {lengths}{notes}",
         plan=make_plan(shape_of(model), job, cpu if on_cpu else GPUS["h200"]),

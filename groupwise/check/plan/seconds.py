@@ -44,7 +44,7 @@ CUDA = Pace(40e-6, 1e-6, 0.05, 1.0, 1.2, 8.0, 8.0, 2e-3)
 CPU = Pace(0.2e-3, 1e-6, 0.05, 1.8, 2.1, 0.0, 0.0, 0.5e-3)
 EAGER_DECODE_LAYER = 0.9e-3
 """transformers' generate: a layer of a decode step, launched from Python."""
-ADAPTED_DECODE_LAYER = 110e-6
+ADAPTED_DECODE_LAYER = 60e-6
 """A layer of a decode step with an adapter on its seven matrices."""
 ADAPTED = 1.5
 """Small passes of an update around an adapter's products: so many more than without."""

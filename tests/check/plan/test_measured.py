@@ -44,7 +44,7 @@ def test_there_is_something_to_compare_with() -> None:
         and len(TODAYS) >= 3
         and {line["case"] for line in CASES} >= {"3b", "8b-lora", "8b-nf4"}
     )
-    assert {step.plan.shape.name for step in STEPS} == {"135m", "0.5b", "1.5b", "3b"}
+    assert {step.plan.shape.name for step in STEPS} == {"135m", "0.5b", "1.5b", "3b", "8b"}
 
 
 @pytest.mark.parametrize("line", CASES, ids=[line["case"] for line in CASES])
