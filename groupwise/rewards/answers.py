@@ -63,6 +63,13 @@ _HOW_SURE = re.compile(
     r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure\b(?! to)|confiden|certain)"
     r"[^()\n]{0,30}\)?[.\s]*$"
 )
+_NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
+    r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
+    r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|tempt(?:ed|ing)|wrong|incorrect|naive)"
+    r"\b[^.!?\n]{0,40}$",
+    re.IGNORECASE,
+)
+_UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
 _RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
 _TAKES_BACK_BOX = re.compile(  # names another, or begins again and is cut off before it has one
     r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed|\b(?:wrong|mistake|incorrect|not right)\b"
@@ -162,7 +169,7 @@ def _unmarked(tail: str) -> str | None:
 
 def same_answer(given: str, truth: str) -> bool:
     """Whether two short texts state the same answer, as the module's docstring defines it."""
-    given, truth = ((boxed_answer(text) or text).strip() for text in (given, truth))
+    given, truth = (_unboxed(text).strip() for text in (given, truth))
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
@@ -204,6 +211,11 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
+def _unboxed(text: str) -> str:
+    boxed = boxed_answer(text) if text.count("\\boxed") == 1 else None
+    return text if boxed is None else boxed
+
+
 def boxed_format(completion: str) -> bool:
     """Whether the text holds exactly one \\boxed{} and there is something in it."""
     return completion.count("\\boxed") == 1 and bool((boxed_answer(completion) or "").strip())
@@ -236,9 +248,14 @@ def _after_saying_so(text: str) -> str | None:
 
 def _is_not_meant(text: str, said: re.Match[str]) -> bool:
     """Whether "the answer is" belongs to what is not meant: "you might think the answer is 20"."""
-    before = re.split(r"[.?!] |\n", text[max(said.start() - 120, 0) : said.start()])[-1]
-    after = text[said.start() : said.end() + 60]
-    return is_hypothetical(before + said[0]) or is_hypothetical(after)
+    before = text[max(said.start() - 120, 0) : said.start()]
+    before = before[max(before.rfind(end) for end in (". ", "\n", "? ", "! ")) + 1 :]
+    would = "would" in said[0].lower()
+    return bool(
+        _NOT_MEANT.search(before)
+        or (would and _UNDER_CONDITION.match(text, said.end()))
+        or (would and is_hypothetical(before + said[0]))
+    )
 
 
 def in_json(text: str) -> str | None:

@@ -137,12 +137,13 @@ _THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
     r"(?! ?[0-9/]))",
     re.IGNORECASE,
 )
+_THOUSANDS_SPACE = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 
 
 def prose_characters(text: str) -> str:
     """Running text with the usual characters: ½ as 1/2, 10⁴ as 10^4, thousands without spaces that
     only separate them."""
-    text = _FOOTNOTE.sub("", text).translate(_CHARACTERS)
+    text = _THOUSANDS_SPACE.sub("", _FOOTNOTE.sub("", text)).translate(_CHARACTERS)
     for command, sign in _IN_TEXT.items():
         text = text.replace(command, sign)
     text = with_joined_thousands(text)

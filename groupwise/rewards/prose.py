@@ -22,7 +22,8 @@ _AFTER = re.compile(
     r"|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks|equals the given"
     r"|is (?:consistent|plausible|reasonable)|makes sense)|would you|do you want|shall i"
     r"|let me know|feel free|i hope|hope this|(?:substituting|plugging)(?!.*\bwe get\b)|indeed"
-    r"|note|remark|remember|this (?:follows|comes) from|by the way|we can (?:check|verify)"
+    r"|note|remark|remember|for comparison|this (?:follows|comes) from|by the way"
+    r"|we can (?:check|verify)"
     r"|with (?:that|this)|(?:my )?(?:confidence|certainty|difficulty)|I(?:'m"
     r"| am) (?:about )?[0-9.]{1,5} ?% (?:sure|confident|certain)|if you (?:need|want|have|had)"
     r"|you can (?:check|verify)|source|reference)\b",
@@ -33,6 +34,7 @@ _UNDECIDED = re.compile(
     r" (?:be (?:determined|known|answered)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\bI (?:don't|do not) know\b"
     r"|\banswer (?:is|(?:should|must|will) be)\W*$|\bneed (?:some )?more information\b|无法确定"
+    r"|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     r"|(?<![0-9.,]) [0-9]{1,9} or [0-9]{1,9} [a-z]"
     r"|\bone of [$€£]?[0-9.,]{1,12}(?: [a-z]{1,12})? and [$€£]?[0-9]",
@@ -49,16 +51,18 @@ _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
 _REFUSES = re.compile(
     r"\b(?:can't|cannot|unable to) (?:solve|determine|answer|compute|calculate|work)\b"
     r"[^.]{0,40}\b(?:without|unless)\b|\b(?:as|just|only|merely) a (?:\w{1,10} )?guess\b"
-    r"|\b(?:starting|wild) guess\b"
-    r"|(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information",
+    r"|\b(?:starting|wild) guess\b|\bplaceholder\b"
+    r"|\b(?:don't|do not) (?:take|count) (?:it|that|this)\b",
     re.IGNORECASE,
 )
+_TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
 _NO_SOLUTION = re.compile(
     r"\bno (?:real |integer )?solutions?\b(?! (?:other|but|except))", re.IGNORECASE
 )
 _CLAUSE = re.compile(  # what explains or compares the number before it; a group in it is kept
-    r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|(?<=, )car|parce que|weil"
-    r"|denn|perché|poiché|omdat|eftersom)\b.*$"
+    r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|parce que|weil|denn|perché"
+    r"|poiché|omdat|eftersom|(?<=, )car|car (?:il|elle|c'est|le|la|les|nous|vous|je|chaque|une?))"
+    r"\b.*$"
     r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|during)(?: the| base)? [0-9]{1,6}[a-z! ]{0,40}\W{0,5}$"
     r"|, (?:as|which is (?:still |well |just |[$€£]?[0-9.,]{1,12} ?%? ?(?:[a-z]+ )?)?(?:below"
     r"|above|less|more|under|over|within|between))\b.*$|,? (?:if|compared (?:to|with))\b"
@@ -97,6 +101,7 @@ _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes
 _EXPLAINED = re.compile(  # So there are 79.\n### Explanation
     r"^(?:so|thus|hence|therefore)\b(?=[^\n]*[0-9])[^\n]*\n\s*[#*_ ]{0,6}explanation\b", re.I | re.M
 )
+_DISPLAY = re.compile(r"(?:\$\$|\\\[|\\begin\{)[^$]{1,600}?(?:\$\$|\\\]|\\end\{)")
 _ASIDE = re.compile(
     r" \((?:[=≈~]|\\approx\b|(?:ie|or|about|approximately|roughly|around)\b)[^()]{1,80}\)", re.I
 )
@@ -134,6 +139,7 @@ _IN_SPEECH = re.compile(
     rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
 )
 _DRESS = re.compile(r"\\(?:text[a-z]*|math[a-z]+)\{|[*_${}]")
+_BOLD = re.compile(r"(?:\*\*|\\textbf\{)([^*{}\n]{1,60})(?:\*\*|\})")
 _PREDICATE = re.compile(
     r"(?:\b(?:is|are|was|be|becomes|remains|called|on)|[=:])(?: (?:an?|the|always|indeed))*[ \"]*$"
 )
@@ -183,11 +189,12 @@ def _concluding(text: str) -> list[str]:
         sentences = stated
     if not sentences or _UNDECIDED.search(sentences[-1]) or any(map(_REFUSES.search, sentences)):
         return []
-    return sentences
+    return [] if _TOO_LITTLE.search(" ".join(sentences[-3:])) else sentences
 
 
 def concluded_formulas(text: str) -> list[str]:
     """How the formula that a text concludes with can be read: a list, the whole, its right side."""
+    text = _DISPLAY.sub(lambda match: match[0].replace("\n", " "), text)
     lines = takewhile(bool, map(_ITEM.fullmatch, text.rstrip().splitlines()[::-1]))
     items = [_last_formula(item[1]) for item in lines if item][::-1]
     found = [", ".join(filter(None, items))] if len(items) > 1 and all(items) else []
@@ -224,9 +231,10 @@ def concludes_with(text: str, words: str) -> bool:
     if not sentences or not re.fullmatch(r"[a-z][a-z' -]{1,40}", words):
         return False
     sentence = _DRESS.sub("", without_afterthought(sentences[-1])).casefold().strip()
+    bold = [match[1].casefold().strip(" .") for match in _BOLD.finditer(sentences[-1])]
     for match in re.finditer(rf"(?<![\w-]){re.escape(words)}(?![\w-])", sentence):
         before, after = sentence[: match.start()][-80:], sentence[match.end() :]
-        said = not _WORD.search(after) or _SUPERLATIVE.match(after)
+        said = not _WORD.search(after) or words in bold[-1:] or _SUPERLATIVE.match(after)
         said = said or (_PREDICATE.search(before) and _PREDICATE_ENDS.match(after))
         if said and not NOT_THAT.search(before) and not denied("", after[:40]):
             return True

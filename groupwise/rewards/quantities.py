@@ -31,6 +31,7 @@ _NUMERAL = re.compile(
     rf"(?P<number>{_DECIMAL})"
     rf"(?:(?:{_TIMES_TEN_TO})(?P<exponent>[+-]?[0-9]+)(?: ?[)}}])?| ?/ ?(?P<under>-?{_DECIMAL}))?"
 )
+_BARE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _POWER_OF_TEN = re.compile(
     r"(?<![0-9A-Za-z_^\\.×·*])(?<![×x·*] )10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$"
 )
@@ -99,7 +100,9 @@ _RECIPROCAL = re.compile(
 )
 _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
 _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
+_DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
+_RATE = re.compile(r"/| per ")
 _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
 )
@@ -157,6 +160,8 @@ def read_quantity(text: str) -> Quantity | None:
     """The quantity that an answer states; None if it is none, or too long to be one."""
     if not 0 < len(text) <= LIMIT:
         return None
+    if _BARE.fullmatch(text):
+        return Quantity(Fraction(text))
     text = with_joined_thousands(stated(plain(text)))
     if is_date(text):
         return None
@@ -292,7 +297,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     after = after.strip()
     if after and after[0] in f"{_CURRENCIES}¢":
         currency, after = after[0], after[1:].strip()
-    if not _WORDS_AFTER.fullmatch(after):
+    if not _WORDS_AFTER.fullmatch(after) or _DANGLING.search(after):
         return None
     words = re.findall(r"[A-Za-z°]+[⁻¹²³⁴]*", after)
     letters = [word.rstrip("⁻¹²³⁴") for word in words]
@@ -304,7 +309,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     while words and words[0].lower() in SCALES:
         value *= SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
-    measure = words[0].lower() if words else ""
+    measure = words[0].lower() if words and not _RATE.search(after) else ""
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)

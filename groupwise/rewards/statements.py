@@ -43,13 +43,15 @@ _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.I
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
 _DENIED_AFTER = re.compile(
     r"\b(?:wrong|incorrect|false|impossible|out of the question|not|never|cannot|[a-z]+n't"
-    r"|at (?:least|most)|or (?:more|less|fewer|so))\b",
+    r"|at (?:least|most)|or (?:more|less|fewer|so))\b|^ ?\+(?: |$)",
     re.IGNORECASE,
 )
 _DENIED_IN_TEXT = re.compile(
-    r"^ or (?:more|less|fewer)\b|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:(?:n't| not| never)"
-    r" (?:the |a )?(?:right|correct|answer|solution|result)\b| (?:definitely |certainly |clearly "
-    r"|simply |just )?(?:the |a )?(?:wrong|incorrect|false|impossible)\b)",
+    r"^ or (?:more|less|fewer)\b|^[$)\]]{0,2}[a-z ]{0,20} (?:cannot|can't|could not"
+    r"|couldn't) be (?:the )?(?:right|correct|answer|solution|result|true)\b"
+    r"|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:(?:n't| not| never) (?:the |a )?(?:right|correct"
+    r"|answer|solution|result)\b| (?:definitely |certainly |clearly |simply |just )?(?:the "
+    r"|a )?(?:wrong|incorrect|false|impossible)\b)",
     re.IGNORECASE,
 )
 
