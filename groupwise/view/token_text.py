@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from groupwise.errors import is_panic
+from groupwise.policy.tokenizing import panics_told
 from groupwise.view.cards import Decoder
 from groupwise.view.catalog import Run
 
@@ -26,11 +26,10 @@ def run_decoder(run: Run, model: str) -> Decoder | None:
     for path in _candidates(run, model):
         try:
             if path.is_file() and path.stat().st_size <= LARGEST_FILE:
-                tokenizer = Tokenizer.from_file(str(path))
+                tokenizer = panics_told(Tokenizer.from_file, str(path))
                 return lambda ids: token_texts(tokenizer, ids)
-        except BaseException as error:  # plain Exception for a file that it cannot read, or a panic
-            if not (isinstance(error, Exception) or is_panic(error)):
-                raise
+        except Exception:  # tokenizers raises plain Exception for a file that it cannot read
+            continue
     return None
 
 
@@ -45,11 +44,8 @@ def token_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
             texts.append(f"<{id}>")
             continue
         try:
-            texts.append(stream.step(tokenizer, id) or "")
-        except BaseException as error:
-            if not (isinstance(error, Exception) or is_panic(error)):
-                raise
-            # A sequence that it cannot decode as a stream: by itself, then.
+            texts.append(panics_told(stream.step, tokenizer, id) or "")
+        except Exception:  # a sequence that it cannot decode as a stream: by itself, then
             stream = DecodeStream(skip_special_tokens=False)
             texts.append(tokenizer.id_to_token(id))
     return texts
