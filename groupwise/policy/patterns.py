@@ -247,13 +247,21 @@ def grows(pattern: str) -> bool:
         search.normalize_str(text)
         return time.process_time() - began
 
-    def is_slow_on(unit: str, tail: str) -> bool:
-        short, long = ((unit * length)[:length] + tail for length in (SHORT, LONG))
-        if seconds(long) < SUSPICIOUS:
-            return False
+    def grows_between(shorter: str, longer: str) -> bool:
         # Of several: the first may wait for memory.
-        least = min(seconds(short) for _ in range(5))
-        return all(seconds(long) > max(SUSPICIOUS, GROWTH * least) for _ in range(3))
+        least = min(seconds(shorter) for _ in range(5))
+        return all(seconds(longer) > max(SUSPICIOUS, GROWTH * least) for _ in range(3))
+
+    def is_slow_on(unit: str, tail: str) -> bool:
+        short, long, longest = (
+            (unit * length)[:length] + tail for length in (SHORT, LONG, 4 * LONG)
+        )
+        # Twice: on a busy machine a search may take longer for a moment, but not ever longer.
+        return (
+            seconds(long) >= SUSPICIOUS
+            and grows_between(short, long)
+            and grows_between(long, longest)
+        )
 
     try:
         return any(is_slow_on(unit, tail) for unit, tail in texts(pattern, matches))

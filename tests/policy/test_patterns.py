@@ -5,6 +5,7 @@ import pytest
 from groupwise.policy import patterns
 from groupwise.policy.patterns import (
     USED_BY_MODELS,
+    grows,
     grows_in_a_trial,
     is_simple,
     literals,
@@ -129,3 +130,21 @@ def test_a_pattern_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_slow(pattern) is None
     monkeypatch.setattr(patterns.sys, "executable", "/nowhere")
     assert why_slow(pattern) is None
+
+
+def test_searches_that_take_longer_for_a_moment_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a busy machine: 20 ms three times in a row, where 3 ms are right."""
+    taken = iter([0.003, 0.02, *[0.0008] * 5, *[0.02] * 3, *[0.003] * 5, *[0.012] * 3])
+    ends = (reading for seconds in taken for reading in (0.0, seconds))
+    monkeypatch.setattr(patterns.time, "process_time", lambda: next(ends, 0.0))
+    assert not grows(r"\s+$"), "a pattern that does grow, by this clock, does not"
+    assert next(ends, None) is None, "all of these searches were asked for"
+
+
+def test_searches_that_take_longer_and_longer_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = iter([0.02, *[0.0013] * 5, *[0.02] * 3, *[0.02] * 5, *[0.32] * 3])
+    ends = (reading for seconds in taken for reading in (0.0, seconds))
+    monkeypatch.setattr(patterns.time, "process_time", lambda: next(ends, 0.0))
+    assert grows(r"a+"), "a pattern that does not grow, by this clock, does"
