@@ -1,5 +1,8 @@
 """Patterns of a tokenizer that take much longer than their text is long, and those of real ones."""
 
+from collections.abc import Sequence
+from itertools import chain
+
 import pytest
 
 from groupwise.policy import patterns
@@ -136,15 +139,29 @@ def test_searches_that_take_longer_for_a_moment_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on a busy machine: 20 ms three times in a row, where 3 ms are right."""
-    taken = iter([0.003, 0.02, *[0.0008] * 5, *[0.02] * 3, *[0.003] * 5, *[0.012] * 3])
-    ends = (reading for seconds in taken for reading in (0.0, seconds))
-    monkeypatch.setattr(patterns.time, "process_time", lambda: next(ends, 0.0))
+    taken = [0.003, 0.02, *[0.0008] * 5, *[0.02] * 3, *[0.003] * 5, *[0.012] * 3]
+    monkeypatch.setattr(patterns, "time", Readings([*taken, *[0.0] * 10_000]))
     assert not grows(r"\s+$"), "a pattern that does grow, by this clock, does not"
-    assert next(ends, None) is None, "all of these searches were asked for"
 
 
 def test_searches_that_take_longer_and_longer_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = iter([0.02, *[0.0013] * 5, *[0.02] * 3, *[0.02] * 5, *[0.32] * 3])
-    ends = (reading for seconds in taken for reading in (0.0, seconds))
-    monkeypatch.setattr(patterns.time, "process_time", lambda: next(ends, 0.0))
-    assert grows(r"a+"), "a pattern that does not grow, by this clock, does"
+    taken = [0.02, *[0.0013] * 5, *[0.02] * 3, *[0.02] * 5, *[0.32] * 3]
+    monkeypatch.setattr(patterns, "time", Readings(taken))
+    assert grows("a+"), "a pattern that does not grow, by this clock, does"
+
+
+def test_computing_that_is_counted_in_steps_of_4_ms_makes_nothing_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that counts at each tick says 0 of the short searches and 12 ms of the long ones."""
+    computed = [0.012, *[0.0] * 5, *[0.012] * 3] * 1000
+    monkeypatch.setattr(patterns, "time", Readings([0.003] * len(computed), computed))
+    assert not grows("[0-9]{1,2}|[+]")
+
+
+class Readings:
+    """Clocks by which searches take and compute so many seconds, one after the other."""
+
+    def __init__(self, taken: Sequence[float], computed: Sequence[float] = ()) -> None:
+        self.perf_counter = chain.from_iterable((0.0, each) for each in taken).__next__
+        self.process_time = chain.from_iterable((0.0, each) for each in computed or taken).__next__
