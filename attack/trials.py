@@ -31,6 +31,7 @@ VARIANTS: dict[str, list[str]] = {
     "epochs": [
         *RUN, "batch.epochs=2", "batch.minibatches=2", "reference.kind=mixed", "reference.every=2",
         "algorithm.kl_weight=0.01", "algorithm.entropy_target=3.0", "optimizer.schedule=cosine",
+        "optimizer.average=3",
     ],
     "dynamic": [*RUN, "rollout.max_draws=2"],
     "lora": [*RUN, "adapter=lora"],

@@ -195,6 +195,9 @@ class OptimizerSettings(Settings):
     """After warm-up: stay, or fall to 0 at the last step."""
     warmup: float = Field(default=0.0, ge=0)
     """Steps of linear warm-up; below 1, a share of all steps."""
+    average: float = Field(default=0.0, ge=0)
+    """The final weights are the mean of those after so many last steps; below 1, a share of all.
+    0: those after the last step."""
 
 
 class EvalSettings(Settings):

@@ -184,7 +184,7 @@ def _check_shapes(saved: "SavedTensors", state: TrainState, folder: pathlib.Path
     weights = dict(state.policy.model.named_parameters())
     for entry in saved:
         key, _, name = entry.partition(".")
-        if key in ("master", "exp_avg", "exp_avg_sq"):
+        if key in ("master", "mean", "exp_avg", "exp_avg_sq"):
             wanted = list(weights[name].shape) if name in weights else "no weight of the model"
             if saved.shape(entry) != wanted:
                 raise RunFolderError(

@@ -58,6 +58,10 @@ class TrainingOptimizer(Protocol):
 
     def step(self, progress: float) -> tuple[float, float]: ...
 
+    def end_training_step(self, done: int) -> None:
+        """After the optimizer steps on a rollout; `done` of them have been learned from."""
+        ...
+
     def zero_grad(self) -> None: ...
 
     def copy_weights_to(self, model: nn.Module) -> None:
@@ -98,6 +102,9 @@ class Optimizer:
         for name, weight in self.weights.items():
             if self.masters[name] is not weight:
                 weight.register_post_accumulate_grad_hook(self._accumulate_into(self.masters[name]))
+        self.means: dict[str, Tensor] = {}
+        """Of the weights after the last `averaged` steps, where the final ones are their mean."""
+        self.averaged = 0
         self.inner = (make or _maker(settings))(
             parameter_groups(list(self.masters.values()), settings), settings
         )
@@ -149,14 +156,36 @@ class Optimizer:
         finite = bool(torch.isfinite(norm))
         if finite:  # else one bad batch would leave NaN in the weights
             self.inner.step()
-            for name, weight in self.weights.items():
-                if self.masters[name] is not weight:
-                    weight.copy_(self.masters[name], non_blocking=True)
+            self._round_masters()
             self.updates += 1
         if self.scale is not None:
             self.scale.after_step(finite)
         self.zero_grad()
         return norm.item(), lr
+
+    @torch.no_grad()
+    def end_training_step(self, done: int) -> None:
+        """Count the weights in their mean, if this is one of the last steps. After the last of all
+        the mean takes their place."""
+        if done <= self.total_steps - averaged_steps(self.settings, self.total_steps):
+            return
+        self.averaged += 1
+        for name, master in self.masters.items():
+            if name in self.means:
+                self.means[name].lerp_(master, 1 / self.averaged)
+            else:
+                self.means[name] = master.detach().clone()
+        if done >= self.total_steps:
+            for name, mean in self.means.items():
+                self.masters[name].copy_(mean)
+            self.means, self.averaged = {}, 0
+            self._round_masters()
+
+    def _round_masters(self) -> None:
+        """Into the policy."""
+        for name, weight in self.weights.items():
+            if self.masters[name] is not weight:
+                weight.copy_(self.masters[name], non_blocking=True)
 
     def _follow_schedule(self, inner: torch.optim.Optimizer, progress: float) -> float:
         """All optimizer steps of a rollout have the same rate."""
@@ -200,11 +229,15 @@ class Optimizer:
         for name, master in self.masters.items():
             if master is not self.weights[name] or self.rounds:
                 tensors[f"master.{name}"] = master.detach()
+            if name in self.means:
+                tensors[f"mean.{name}"] = self.means[name]
             state = self.inner.state.get(master, {})
             for key in self.kept_state or state:
                 if isinstance(state.get(key), Tensor | int | float):
                     value = torch.as_tensor(state[key])
                     tensors[f"{key}.{name}"] = value.clone() if key.startswith("qmap") else value
+        if self.averaged:
+            tensors["averaged"] = torch.tensor(self.averaged)
         if self.scale is not None:
             numbers = [self.scale.value, self.scale.clean]
             tensors["loss_scale"] = torch.tensor(numbers, dtype=torch.float64)
@@ -212,16 +245,21 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        saved = sorted({name.partition(".")[0] for name in tensors} - {"master", "loss_scale"})
+        others = {"master", "mean", "averaged", "loss_scale"}
+        saved = sorted({name.partition(".")[0] for name in tensors} - others)
         for name, master in self.masters.items():
             if f"master.{name}" in tensors:
                 master.copy_(_distributed_like(tensors[f"master.{name}"], master))
+            if f"mean.{name}" in tensors:
+                self.means[name] = _distributed_like(tensors[f"mean.{name}"], master)
             keys = self.kept_state or saved
             state = {k: tensors[f"{k}.{name}"] for k in keys if f"{k}.{name}" in tensors}
             if state:
                 self.inner.state[master] = {
                     key: self._restored(key, tensor, master) for key, tensor in state.items()
                 }
+        if "averaged" in tensors:
+            self.averaged = int(tensors["averaged"])
         if self.scale is not None and "loss_scale" in tensors:
             value, clean = tensors["loss_scale"].tolist()
             self.scale = LossScale(value, int(clean))
@@ -288,6 +326,11 @@ def _adamw_8bit(groups: Groups, settings: OptimizerSettings) -> Any:
 
     shared: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     return AdamW8bit([group for group in groups if group["params"]], **shared)
+
+
+def averaged_steps(settings: OptimizerSettings, total: int) -> int:
+    """Last steps whose weights are averaged."""
+    return math.floor(settings.average if settings.average >= 1 else settings.average * total)
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:

@@ -47,6 +47,10 @@ def make_zero(policy: Policy, config: Config, world: World) -> tuple["ZeroOptimi
         raise ConfigError(
             "DeepSpeed has no fp16 on a CPU: use precision=fp32 or bf16, or distributed.kind=fsdp2"
         )
+    if config.optimizer.average:
+        raise ConfigError(
+            "optimizer.average needs distributed.kind=ddp or fsdp2: DeepSpeed keeps its weights"
+        )
     learner = copy_policy(policy) if stage == 3 else policy
     optimizer = ZeroOptimizer(learner, config, world, stage, device)
     return optimizer, replace(learner, run=optimizer.engine, passes=world.max, runs_on=device)
@@ -88,6 +92,9 @@ class ZeroOptimizer:
             norm = nn.utils.get_total_norm(grads)
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if norm is None else norm), lr
+
+    def end_training_step(self, done: int) -> None:
+        """`make_zero` refuses to average."""
 
     def zero_grad(self) -> None:
         self.engine.optimizer.zero_grad()

@@ -27,6 +27,7 @@ RUN = [
     "rollout.max_draws=2",
     "eval.every=2",
 ]
+AVERAGE = "optimizer.average=2"
 TOLERANCE = 1e-5
 
 
@@ -38,10 +39,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name in ("one", "one_then_fsdp2"):
         shutil.copytree(root / "short", root / name)
     train(small_config("steps=3", *RUN), root / "one", quiet=True)
+    train(small_config("steps=3", *RUN, AVERAGE), root / "one_averaged", quiet=True)
     ddp, fsdp2 = "distributed.kind=ddp", "distributed.kind=fsdp2"
     jobs = [
         (root / "ddp", ["steps=3", ddp, *RUN]),
         (root / "fsdp2", ["steps=3", fsdp2, *RUN]),
+        (root / "fsdp2_averaged", ["steps=3", fsdp2, *RUN, AVERAGE]),
         (root / "one_then_fsdp2", ["steps=3", fsdp2, *RUN]),
         (root / "fsdp2_then_one", ["steps=2", fsdp2, *RUN]),
     ]
@@ -59,6 +62,11 @@ def test_two_ranks_make_the_same_run_as_one(runs: pathlib.Path, name: str) -> No
     for ours, theirs in zip(expected, found, strict=True):
         assert ours.keys() == theirs.keys()
         assert theirs == pytest.approx(ours, rel=1e-3, abs=TOLERANCE)
+
+
+def test_sharded_weights_are_averaged_too(runs: pathlib.Path) -> None:
+    assert largest_gap(runs / "one_averaged", runs / "fsdp2_averaged") < TOLERANCE
+    assert largest_gap(runs / "one_averaged", runs / "one") > 2 * TOLERANCE, "nothing was averaged"
 
 
 def test_each_rank_writes_its_part_of_the_optimizer(runs: pathlib.Path) -> None:

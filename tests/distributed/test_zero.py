@@ -150,3 +150,12 @@ def test_precisions_that_deepspeed_lacks_are_refused(
     policy = random_policy(dtype=dtype)
     with pytest.raises(ConfigError, match=fix):
         make_zero(policy, small_config(f"distributed.kind={kind}"), ALONE)
+
+
+def test_averaged_weights_are_refused() -> None:
+    pytest.importorskip("deepspeed")
+    from groupwise.distributed.world import ALONE
+
+    config = small_config("distributed.kind=zero2", "optimizer.average=2")
+    with pytest.raises(ConfigError, match="DeepSpeed keeps its weights"):
+        make_zero(random_policy(), config, ALONE)

@@ -105,3 +105,47 @@ def test_state_restored_by_name_continues_exactly(dtype: torch.dtype) -> None:
     resumed.load({name: tensor.clone() for name, tensor in half.state().items()})
     run(second, resumed, range(3, 6))
     assert torch.equal(second.weight, whole.weight) and torch.equal(second.bias, whole.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("average", [3, 0.5])
+def test_final_weights_are_the_mean_of_the_last_ones_resumed_too(
+    dtype: torch.dtype, average: float
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def run(layer: nn.Linear, optimizer: Optimizer, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            layer(torch.randn(3, 4).to(dtype)).pow(2).sum().backward()
+            optimizer.step(step)
+            seen.append(optimizer.masters["weight"].detach().clone())
+            optimizer.end_training_step(step + 1)
+
+    torch.manual_seed(0)
+    whole = nn.Linear(4, 2).to(dtype)
+    first, second = nn.Linear(4, 2).to(dtype), nn.Linear(4, 2).to(dtype)
+    first.load_state_dict(whole.state_dict())
+    settings = OptimizerSettings(lr=0.1, average=average)
+    optimizer = Optimizer(whole, settings, 6)
+    run(whole, optimizer, range(6))
+    mean = torch.stack(seen[3:]).mean(0)
+    assert torch.allclose(optimizer.masters["weight"], mean, rtol=1e-6, atol=1e-7)
+    assert torch.equal(whole.weight, optimizer.masters["weight"].to(dtype))
+    assert not torch.equal(mean, seen[-1])
+
+    half = Optimizer(first, settings, 6)
+    run(first, half, range(5))
+    second.load_state_dict(first.state_dict())
+    resumed = Optimizer(second, settings, 6)
+    resumed.load({name: tensor.clone() for name, tensor in half.state().items()})
+    run(second, resumed, range(5, 6))
+    assert torch.equal(second.weight, whole.weight) and torch.equal(second.bias, whole.bias)
+
+
+def test_without_averaging_no_second_copy_is_kept() -> None:
+    layer = nn.Linear(2, 1)
+    optimizer = Optimizer(layer, OptimizerSettings(), 2)
+    for done in (1, 2):
+        optimizer.end_training_step(done)
+        assert not optimizer.means and not any("mean" in name for name in optimizer.state())

@@ -43,6 +43,8 @@ class Job:
     entropy_grad: bool = False
     eight_bit: bool = False
     """Moments in 8 bits."""
+    averaged: bool = False
+    """A mean of the last steps' weights is kept."""
     offload_optimizer: bool = False
     offload_weights: bool = False
     reference: Literal["none", "copy", "adapter_off", "server"] = "none"
@@ -176,6 +178,7 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         compiled=on_gpu and config.compiles_training,
         entropy_grad=objective.uses_entropy,
         eight_bit=config.optimizer.kind == "adamw_8bit",
+        averaged=config.optimizer.average > 0,
         offload_optimizer=config.optimizer.offload
         or (world > 1 and (split.offload_optimizer or split.offload_parameters)),
         offload_weights=world > 1 and split.offload_parameters,

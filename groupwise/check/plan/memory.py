@@ -119,18 +119,20 @@ def held_bytes(shape: Shape, job: Job) -> Held:
         MASTER_BYTES * count if job.precision != "fp32" or job.offload_optimizer or not whole else 0
     )
     moments = MOMENT_BYTES["adamw_8bit" if job.eight_bit else "adamw"] * count
+    means = MASTER_BYTES * count if job.averaged else 0
     gradients = GRADIENT_BYTES * count / (job.world if job.sharding in SHARDS_GRADIENTS else 1)
     shards = 0.0
     if not whole:
         frozen = weights - count * job.number
         shards = (frozen if job.sharding == "fsdp2" else weights) / job.world
-    optimizer = (masters + moments) / split
+    optimizer = (masters + moments + means) / split
     offloaded = optimizer + gradients if job.offload_optimizer else 0.0
     parts: dict[str, float] = {
         "weights": weights if job.whole_copy else 0.0,
         "weight shards": 0.0 if job.offload_weights else shards,
         "masters": 0.0 if job.offload_optimizer else masters / split,
         "moments": 0.0 if job.offload_optimizer else moments / split,
+        "averaged weights": 0.0 if job.offload_optimizer else means / split,
         "reference": weights if job.reference == "copy" else 0.0,
         "gathered layers": 0.0 if whole else gathered_bytes(shape, job),
         "buckets": bucket_bytes(count, job),
