@@ -52,6 +52,15 @@ def test_a_release_is_tested_listed_audited_and_signed() -> None:
     assert [step for step in done if step in wanted] == wanted
 
 
+def test_workflows_run_actions_of_commits_that_nobody_can_move() -> None:
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    used = [line for path in workflows for line in re.findall(r"uses: .*", path.read_text())]
+    pinned_line = re.compile(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40}  # v[0-9.]+")
+    assert len(used) > 10 and [line for line in used if not pinned_line.fullmatch(line)] == []
+    updates = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
+    assert "github-actions" in [update["package-ecosystem"] for update in updates]
+
+
 def test_the_dockerfile_names_files_extras_and_a_command_that_exist() -> None:
     """No image is built by the tests, so what it would be built from is looked at."""
     text = (ROOT / "Dockerfile").read_text()
