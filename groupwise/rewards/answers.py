@@ -50,7 +50,7 @@ TAIL = 4000
 
 _MATH_SECONDS = 2
 _SAYS = re.compile(
-    r"\banswer(?: (?:is|are|(?:must|should|would|will) be)\b(?!n't)|:| ="
+    r"(?:\A|\n)A: |\banswer(?: (?:is|are|(?:must|should|would|will) be)\b(?!n't)|:| ="
     r"| (?=(?:[a-z]{2,6}n't|cannot|[a-z]{3,6} not)\b))(?: ?:)? ?",
     re.IGNORECASE,
 )
@@ -65,14 +65,19 @@ _HOW_SURE = re.compile(
 )
 _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
     r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
-    r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|tempt(?:ed|ing)|wrong|incorrect|naive)"
+    r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|(?:do not|don't) (?:think|believe)"
+    r"|doubt|tempt(?:ed|ing)|wrong|incorrect|naive)"
     r"\b[^.!?\n]{0,40}$",
     re.IGNORECASE,
 )
 _UNDER_CONDITION = re.compile(r"[^.!?\n]{0,60}\bif\b")
-_RETRACTED = re.compile(r"\b(?:edit|correction|sorry|misread|wait|actually)\b.*[0-9]", re.I | re.S)
-_TAKES_BACK_BOX = re.compile(  # names another, or begins again and is cut off before it has one
-    r"\\boxed\{[^{}]{0,60}\}\$? (?:or|oder|ou) \$?\\boxed|\b(?:wrong|mistake|incorrect|not right)\b"
+_RETRACTED = re.compile(
+    r"\b(?:edit|correction|sorry|misread|wait|actually|hmm|oops|forgot|scratch that)\b.*[0-9]",
+    re.IGNORECASE | re.DOTALL,
+)
+_OR_BOX = re.compile(r"\}[\s$\\)\]]*,?\s(?:or|oder|ou)\s[\s$\\(\[]*(?:[a-z]\s?=\s?)?$")
+_TAKES_BACK_BOX = re.compile(  # begins again and is cut off before it has one
+    r"\b(?:wrong|mistake|incorrect|not right)\b"
     r".{0,200}\b(?:recompute|recalculate|redo|try again|start over)\b(?!.*(?:boxed|####))",
     re.IGNORECASE | re.DOTALL,
 )
@@ -81,6 +86,7 @@ _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
+_EQUATION = re.compile(r"(?=[^=]*[a-z])[^=]*[0-9a-z})] ?[-+*/^][^=]*=[^=]+")  # no x = 3
 _SUM_IS = re.compile(  # a + b = 12, 6(18) = 108
     r"(?:[^=]*[a-z0-9)}] ?(?:[-+*/^]|\\[dt]?frac|\\cdot)|\s*[0-9])[^=]*=[^<>,]*"
 )
@@ -95,11 +101,16 @@ _CHOICE = re.compile(
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
+_BASE_BEHIND = re.compile(r"\$?(_\{?[0-9]{1,2}\}?)")
 _IN_BASE = re.compile(r"[0-9A-F]_\{?(?:\\text\{)?([0-9]{1,2})\}*$")
 _JOINED = re.compile(r"[ ,]*(?:\\(?:text|mbox) ?\{ ?)?\b(or|and)\b[ }]*|\\(?:cup|lor)\b")
 _BOUNDED = re.compile(  # 2 < x <= 5; the variable once, so that nothing has to be solved
     r"\s*(?:[^<>=≤≥]{1,40}(?:[<≤]|\\l)[etq=]{0,2} ?)?([a-z]) ?(?:[<>≤≥]=?|\\[lg](?:eq?"
     r"|t)(?![a-z]))(?!.*(?<![a-z\\])\1(?![a-z]))[^<>≤≥]{1,40}|\s*[(\[][^<>]{0,60}infty[^<>]{0,60}"
+)
+_MEANINGS = re.compile(
+    r"(?:there (?:is|are) )?(?:(?P<infinitely_many>(?:infinitely many|infinite(?: number of)?"
+    r"|∞|\\infty)(?: solutions?)?)|(?P<no_solution>no solutions?|∅))$"
 )
 _RATIO = re.compile(r"[0-9] ?: ?[0-9]")
 _MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]|\b[a-z] ?- ?[a-z]\b")
@@ -154,8 +165,19 @@ def _marked(text: str) -> str | None:
     boxed = boxed_answer(text)
     if boxed is not None:
         tail = text[-TAIL:]
-        return "" if _TAKES_BACK_BOX.search(tail) else boxed.strip()
+        return "" if _TAKES_BACK_BOX.search(tail) else _with_alternatives(boxed, text).strip()
     return _after_hashes(text) or in_json(text[-TAIL:])
+
+
+def _with_alternatives(boxed: str, text: str) -> str:
+    """The last box, and those that "or" joins it to: two solutions, or one who has not decided."""
+    for _ in range(8):
+        text = text[: max(text.rfind("\\boxed"), text.rfind("\\fbox"))]
+        before = boxed_answer(text) if _OR_BOX.search(text[-40:]) else None
+        if before is None:
+            break
+        boxed = f"{before} or {boxed}"
+    return boxed
 
 
 def _unmarked(tail: str) -> str | None:
@@ -178,7 +200,7 @@ def same_answer(given: str, truth: str) -> bool:
     right, ours = read_quantity(truth), read_quantity(given)
     if right is not None and ours is None:
         ours = read_quantity(with_decimal_point(given))
-    if right is not None and ours is not None:
+    if right is not None and ours is not None and not _EQUATION.fullmatch(truth):
         return same_quantity(ours, right)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
         return True
@@ -207,7 +229,8 @@ def boxed_answer(text: str) -> str | None:
     for position in range(start, min(start + LIMIT, len(text))):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            return text[start:position]
+            base = _BASE_BEHIND.match(text, position + 1)
+            return text[start:position] + (base[1] if base else "")
     return None
 
 
@@ -281,6 +304,8 @@ def _normal(text: str) -> str:
     text = re.sub(answer, "", plain(text), flags=re.IGNORECASE)
     text = text.casefold().strip(" .,;:?\"'")
     text = text.rstrip("!") if text.rstrip("!")[-1:].isalpha() else text  # 5! is a factorial
+    if (meaning := _MEANINGS.match(text)) is not None:
+        return meaning.lastgroup or ""
     # Words stay apart; around anything else a space means nothing.
     text = re.sub(r"(?<![a-z0-9]) | (?![a-z0-9])", "", text)
     return text
@@ -298,6 +323,8 @@ def _same_mathematics(readings: Sequence[str], truth: str) -> bool:
     """Whether one of the readings of an answer is the truth, by math-verify."""
     truth = latex(truth)
     given = [text for text in map(latex, readings) if _comparable(text)]
+    if _EQUATION.fullmatch(truth):  # of which it would compare the right side alone
+        given = [text for text in given if "=" in text]
     # A computer algebra system would compare the digits of 11_2 and 11_3 alone.
     given = [text for text in given if _IN_BASE.findall(text) == _IN_BASE.findall(truth)]
     if not given or not _comparable(truth):

@@ -9,14 +9,14 @@ import re
 from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
-from groupwise.rewards.notation import LIMIT, reply
-from groupwise.rewards.prose import concluded, without_hypotheses
+from groupwise.rewards.notation import LIMIT, prose_characters, reply
+from groupwise.rewards.prose import concluded, without_checks, without_hypotheses
 from groupwise.rewards.quantities import read_quantity
 from groupwise.rewards.statements import NOT_THAT, denied, stated, without_afterthought
 
 LETTERS = "ABCDEFGHIJ"
 
-_LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =)"
+_LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =|\.[a-z])"
 _GOES_ON = r"(?!\)? ?\?|\)?, \(?[A-J]\b| (?!instead|rather|because|since|with|as |not )[a-z])"
 _SAYS = re.compile(
     r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
@@ -28,16 +28,16 @@ _SAYS = re.compile(
 )
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than"
-    r"|(?:is|was|must be|ist|est|es) (?:the |our )?(?:correct|right|true|answer|best|better|only"
-    r"|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)",
+    r"|(?:is|was|must be|ist|est|es) (?:the |our |my )?(?:correct|right|true|answer|best|better"
+    r"|only|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select"
     r"|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess|correction:"
-    r"|it is|it's|it (?:has to|must|should) be|no|wait|actually|correct:|probably"
-    r"|likely)[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose|I pick) )?"
-    rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;]?\s|[.!]?$){_GOES_ON}"
+    r"|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually|correct:"
+    r"|I meant?|probably|likely)[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose) )?"
+    rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(
     r"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?(?:, [^,;.]{1,60},"
@@ -45,11 +45,17 @@ _CORRECTS = re.compile(
     r"|(?:can't|cannot) be anything (?:but|other than) )\(?"
     rf"{_LETTER}"
 )
+_ONLY = re.compile(
+    rf"\b[Oo]nly (?:option |choice )?\(?{_LETTER}\)? (?:satisfies|works|fits|matches|remains|gives"
+    r"|makes|holds)"
+)
+_GIVES = re.compile(rf"(?:= ?[^\n=]{{1,20}} \(|(?:→|->|=>|⇒) ?\(?){_LETTER}\)?[.!]?$")  # x = 3 (D)
+_JUDGED = re.compile(rf"{_LETTER}[).:] [^\n.:]{{1,60}} is (?:the )?(?:correct|right)\b")
 _REPLIES = re.compile(  # A or B? A.
     rf"(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t's |[Ii]t is )?\(?{_LETTER}\)?[.!]?$"
 )
 _LONE = re.compile(
-    rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
+    rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
     r"(?:[(\[](?:confidence|certainty|see|cf|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
 )
 _ORDINAL = re.compile(
@@ -77,9 +83,21 @@ _TICKED = re.compile(
 _TENTATIVE = re.compile(r"\b(?:could|might|may|eliminate|exclude|rule out) (?:\w{1,8} )?$", re.I)
 _HESITATES = re.compile(
     r"\b(?i:I (?:really |just |honestly )?(?:can(?:no|')t|am unable to|don't know|do not know)"
-    r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b)"
+    r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b"
+    r"|(?:just as|equally) (?:likely|possible|plausible)\b)"
     r"|\b(?:one of|either|between) (?:(?:options?|choices?) )?\(?[A-J]\)?,? [^.!?\n]{0,20}"
     r"\b(?:and|or) \(?[A-J]\)?[.!]?$"
+)
+_DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a remark
+    r"(?<=[.!?\n])(?![^.!?\n]{0,240}\bbut\b)[^.!?\n]{0,120}\b(?:trap|distractor|decoy|tempting)\b"
+    r"[^.!?\n]{0,120}[.!?]"
+    r"|(?<=[.!?\n]) ?Note that\b[^\n]*\Z"
+)
+_BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
+_NONE = re.compile(
+    r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
+    r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
+    re.IGNORECASE,
 )
 _BOLD = re.compile(r"\*{2,}")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -94,7 +112,7 @@ _OPENS = re.compile(
 )
 _LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
 _WITH_TEXT = re.compile(r"[(\[]?([A-J])[)\]]?[,.: -]{1,3}(.{1,200})")
-_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _REPLIES, _LONE)
+_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _ONLY, _GIVES, _JUDGED, _CORRECTS, _REPLIES, _LONE)
 
 
 def correct(completion: str, answer: str, options: Sequence[str]) -> bool:
@@ -123,7 +141,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
     if _HESITATES.search(_last_sentence(tail)):
         return None
-    tail = "\n" + without_hypotheses(tail).strip(" \n✅✓✔")
+    tail = _DISTRACTS.sub("", without_checks(without_hypotheses(tail)))
+    tail = "\n" + tail.strip(" \n✅✓✔")
     denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}
     statements = [
         (match.start(match.lastindex or 0), match[match.lastindex or 0].upper())
@@ -139,6 +158,9 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
+    if _NONE.search(_last_sentence(tail)):
+        none = (x for x, own in zip(letters, options, strict=False) if _NONE.search(own))
+        return next(none, None)
     given = final_answer(text) or tail.strip().rpartition("\n")[2][:LIMIT]
     by_value = _by_value(tail, given, letters, options)
     return None if by_value in denied_at else by_value
@@ -146,7 +168,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
 
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option whose words or number a text without a letter ends on."""
-    sentence = without_afterthought(_last_sentence(tail.strip()[-LIMIT:].casefold()))
+    sentence = prose_characters(_last_sentence(tail.strip()[-LIMIT:].casefold()))
+    sentence = without_afterthought(_BECAUSE.sub("", sentence))
     if (last := _ending(sentence, options)) is not None:
         return last
     in_words = _mentioned(sentence, options)
@@ -181,7 +204,7 @@ def _ending(sentence: str, options: Sequence[str]) -> str | None:
             said, own = ([t for t in tokens if t not in _SMALL] for tokens in (said, own))
         before, end, length = said[: -len(own)], said[-len(own) :], len("".join(own))
         reordered = in_words and end != own and sorted(end) == sorted(own)
-        in_order = end == own and read_quantity(option) is None
+        in_order = end == own and (in_words or read_quantity(option) is None)
         if not longest < length < 60 or not (reordered or in_order):
             continue
         words = " ".join(before)
@@ -193,17 +216,17 @@ def _ending(sentence: str, options: Sequence[str]) -> str | None:
 
 def _mentioned(sentence: str, options: Sequence[str]) -> str | None:
     """The only option whose words stand in a sentence, unless they are denied there."""
-    matches = [
-        (letter, match)
+    stated = [
+        letter
         for letter, words in zip(LETTERS, map(str.casefold, map(str.strip, options)), strict=False)
         if len(words) > 2 and not any(map(str.isdigit, words))
-        if (match := re.search(rf"(?<!\w){re.escape(words)}(?!\w)", sentence))
+        if (match := re.search(rf"(?<!\w){re.escape(words)}s?(?!\w)", sentence))
+        if not denied(
+            re.split(r"[;,]", sentence[max(match.start() - 30, 0) : match.start()])[-1],
+            sentence[match.end() :].partition(";")[0],
+        )
     ]
-    if len(matches) != 1:
-        return None
-    [(letter, match)] = matches
-    before = sentence[max(match.start() - 30, 0) : match.start()]
-    return None if denied(before, sentence[match.end() :]) else letter
+    return stated[0] if len(stated) == 1 else None
 
 
 def _option(given: str, letters: str, options: Sequence[str]) -> str | None:

@@ -129,7 +129,9 @@ def _usual(character: str) -> str:
     )
 
 
-_FOOTNOTE = re.compile(r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)")
+_FOOTNOTE = re.compile(
+    r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)|(?<=\w) \[[0-9]{1,3}\](?=[.!?]?(?:\s|$))"
+)
 _IN_TEXT = {"\\cdot": "·", "\\times": "×", "{,}": ",", "\\$": "$", "\\,": " ", "\\!": ""}
 _THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
     r"\b(?:step|day|week|month|year|room|box|group|case|part|round|level|page|line|number|chapter) "

@@ -18,7 +18,9 @@ from groupwise.rewards.statements import NOT_THAT, denied, denied_in_text, witho
 
 _SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_]))+[.!?]*[\"')\]*_]*")
 _AFTER = re.compile(
-    r"[\W_]*(?:check|to (?:verify|check)|verification|verify|double-check|(?:this|that|it"
+    r"[\W_]*(?:(?:quick |sanity )?check(?: \w+)?|to (?:verify|(?:double[- ])?check)|verification"
+    r"|verify|double[- ]check|for (?:instance|example)|not [$]?[0-9][0-9.,]{0,12}"
+    r",?(?! but)|see (?:also|the|chapter|section|theorem|page|fig)|(?:this|that|it"
     r"|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks|equals the given"
     r"|is (?:consistent|plausible|reasonable)|makes sense)|would you|do you want|shall i"
     r"|let me know|feel free|i hope|hope this|(?:substituting|plugging)(?!.*\bwe get\b)|indeed"
@@ -26,14 +28,19 @@ _AFTER = re.compile(
     r"|we can (?:check|verify)"
     r"|with (?:that|this)|(?:my )?(?:confidence|certainty|difficulty)|I(?:'m"
     r"| am) (?:about )?[0-9.]{1,5} ?% (?:sure|confident|certain)|if you (?:need|want|have|had)"
-    r"|you can (?:check|verify)|source|reference)\b",
+    r"|you can (?:check|verify)|source|reference|for reference|compare|both (?:hold|work)"
+    r"|(?:(?:it|that|this) )?works(?! out)"
+    r"|(?:this|that|it)(?:'s| is) (?:more|less|fewer|[a-z]{2,10}er) than|v[ée]rifi[ck]a\w{2,6}"
+    r"|comprobación|preuve|probe|kontrolle)\b"
+    r"|[^.!?\n]*\bby the way\W*\Z",
     re.IGNORECASE,
 )
 _UNDECIDED = re.compile(
     r"\b(?:can(?:no|')t|could(?:n't| not)|impossible to|(?:unable|not able|not possible) to)"
     r" (?:be (?:determined|known|answered)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\bI (?:don't|do not) know\b"
-    r"|\banswer (?:is|(?:should|must|will) be)\W*$|\bneed (?:some )?more information\b|无法确定"
+    r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which is|and|of|the)[ :]*$"
+    r"|\bneed (?:some )?more information\b|无法确定"
     r"|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     r"|(?<![0-9.,]) [0-9]{1,9} or [0-9]{1,9} [a-z]"
@@ -43,9 +50,9 @@ _UNDECIDED = re.compile(
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"[^.!?\n]{0,120}\bwould be\b[^.!?\n]{0,60}\bif\b"
     r"|[\W_]*(?:(?:note that|of course|but|for (?:example|instance)),? )?(?:(?:without|had"
-    r"|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included)"
-    r"|if\b.{0,80}n't)\b.*\bwould\b|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object"
-    r"|argue|claim|guess)\b(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
+    r"|if\b.{0,80}\b(?:were|was|had|did|ignored|forgot|counted|included|meant|intended|instead)"
+    r"|if\b.{0,80}n't)\b.*(?:\bwould|'d)\b|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think"
+    r"|object|argue|claim|guess)\b(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9]))",
     re.IGNORECASE | re.DOTALL,
 )
 _REFUSES = re.compile(
@@ -56,6 +63,10 @@ _REFUSES = re.compile(
     re.IGNORECASE,
 )
 _TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
+_INFINITELY_MANY = re.compile(
+    r"(?<!not )(?<!not have )\b(?:infinitely many|infinite(?: number of)? solutions)\b",
+    re.IGNORECASE,
+)
 _NO_SOLUTION = re.compile(
     r"\bno (?:real |integer )?solutions?\b(?! (?:other|but|except))", re.IGNORECASE
 )
@@ -70,7 +81,13 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has|have|had|is|are|remain|left|leav))).*$"
     r"|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
     r"|,? and [a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}\W{0,5}$"
-    r"| ?\([^()]*\)\W{0,5}$"
+    r"| ?\([^()]*\)\W{0,5}$|, (?:including|assuming)\b(?!.*=).*$"
+    r"| (?:for the (?:year|month)|according to) .*$"
+    r"| (?:at|by) the end of [^.=]*\W{0,3}$"
+    r"|, or [$€£]?[0-9.,]{1,12} (?:[a-z]{1,12} )?(?:an?|per|each|every) [^.=]*\W{0,3}$"
+    r"|,? (?:ie|that is),? (?:an? )?(?:loss|profit|gain|drop|fall|rise|decrease|increase)\b.*$"
+    r"|(?<=[0-9a-z%C]):(?= (?:it|he|she|they|we|there|[0-9]{1,6} [a-z]+) [a-z]+)(?<!\bso:)"
+    r"(?!.*(?:=|\b(?:so|total|altogether|in all|leav\w{1,3}|gives?|makes?)\b)).*$"
     # 4 times as likely as 3 heads; 2 seconds slower than Team 1
     r"|(?<=[0-9] )(?:(times as [a-z]{1,15}) |(?!times\b)((?:[a-z]{1,15} ){0,3}(?:[a-z]{2,10}er|more"
     r"|less)(?: [a-z]{1,15}){0,3}) than )(?!.*(?:, |=)).*$"
@@ -91,11 +108,15 @@ _WORD = re.compile(r"\w")
 _DIGIT = re.compile(r"[0-9]")
 _RATIO_IN_WORDS = re.compile(r"\b([0-9]{1,6}) to ([0-9]{1,6})(?=\W{0,3}$)")
 _IS_IN_WORDS = re.compile(
-    r"\b(?:is|are|equals|makes|gives|leaves|end(?:s|ing)? up (?:at|with)|(?:total|altogether"
-    r"|in all),? [a-z ]{1,20} ha(?:s|ve)) ([a-z -]{1,60})[.!\s]*$",
+    r"\b(?:is|are|equals|makes|gives|leaves|gets|end(?:s|ing)? up (?:at|with)|(?:total"
+    r"|altogether|in all),? [a-z ]{1,20} ha(?:s|ve)) ([a-z -]{1,60})[.!\s]*$",
     re.IGNORECASE,
 )
-_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.", re.IGNORECASE)
+_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq)\.(?= ?[0-9])", re.IGNORECASE)
+_REMARK = re.compile(
+    r"(?<=[.!?\n])[\s*_]{0,8}\((?=[^()]{0,200}[A-Za-z]{3})[^()]{5,400}\)[\s.*_]{0,8}\Z"
+)
+_FORMULA_OF_NUMBER = re.compile(r"(?<![\\$])\$(-?[0-9][0-9.,]{0,15})\$(?![0-9$])")
 _AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|day|week|month|year|mile)s? and a half\b", re.I)
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
 _EXPLAINED = re.compile(  # So there are 79.\n### Explanation
@@ -139,6 +160,9 @@ _IN_SPEECH = re.compile(
     rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
 )
 _DRESS = re.compile(r"\\(?:text[a-z]*|math[a-z]+)\{|[*_${}]")
+_SO = re.compile(r"\b(?:so|thus|therefore|hence)\b.*?(?:[0-9]|\b[A-J]\b)")
+_BOLD_NUMBER = re.compile(r"\*\*([^*\n=]{0,20}[0-9][^*\n=]{0,30})\*\*")
+_IN_BRACKETS = re.compile(r" \((?=[^()]{0,100}[a-z]{3})[^()]{3,200}\)")
 _BOLD = re.compile(r"(?:\*\*|\\textbf\{)([^*{}\n]{1,60})(?:\*\*|\})")
 _PREDICATE = re.compile(
     r"(?:\b(?:is|are|was|be|becomes|remains|called|on)|[=:])(?: (?:an?|the|always|indeed))*[ \"]*$"
@@ -155,11 +179,14 @@ def concluded(text: str) -> str | None:
     Questions, checks and offers behind the answer are passed over, and clauses that give a reason.
     """
     text = _AND_A_HALF.sub(r"1.5 \1s", prose_characters(text))
+    text = _FORMULA_OF_NUMBER.sub(r"\1", text)
     text = _HOURS_AND_MINUTES.sub(lambda m: f"{60 * int(m[1]) + int(m[2])} minutes", text)
     if not (sentences := _concluding(text)):
         return None
     if _NO_SOLUTION.search(sentences[-1]):
         return "no solution"
+    if _INFINITELY_MANY.search(sentences[-1]):
+        return "infinitely many"
     if (both := said_twice(sentences[-1])) is not None:
         return both
     for sentence in map(_without_clause, reversed(sentences)):
@@ -168,6 +195,8 @@ def concluded(text: str) -> str | None:
         said = _IS_IN_WORDS.search(sentence)
         spoken = said[1] if said else "" if _DIGIT.search(sentence) else sentence
         spelled = spelled_number(spoken)
+        if said and spelled is None and not _DIGIT.search(sentence):
+            spelled = spelled_number(sentence)  # twenty dollars is the price
         if spelled is not None:
             before = sentence[: sentence.lower().rfind(spelled.split()[0])]
             return None if denied_in_text(before[-40:], "") else spelled
@@ -178,11 +207,12 @@ def concluded(text: str) -> str | None:
 
 def _concluding(text: str) -> list[str]:
     """The sentences of a text up to its conclusion; none where it does not decide on one."""
-    text = _ASIDE.sub("", _ABBREVIATED.sub(r"\1\2", text))
+    text = _ASIDE.sub("", _ABBREVIATED.sub(r"\1\2\3", text))
+    text = without_remarks(text)
     text = text[: end.end()] if (end := _EXPLAINED.search(text)) else text
     sentences = [match[0] for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
     sentences = [text for text in sentences if not text.rstrip("\"')]*_ ").endswith("?")]
-    while len(sentences) > 1 and _AFTER.match(sentences[-1]):
+    while len(sentences) > 1 and _is_check(sentences[-1]):
         sentences.pop()
     stated = [text for text in sentences if not is_hypothetical(text)]
     if any(_DIGIT.search(text) for text in stated):
@@ -190,6 +220,26 @@ def _concluding(text: str) -> list[str]:
     if not sentences or _UNDECIDED.search(sentences[-1]) or any(map(_REFUSES.search, sentences)):
         return []
     return [] if _TOO_LITTLE.search(" ".join(sentences[-3:])) else sentences
+
+
+def without_remarks(text: str) -> str:
+    """A text without the sentences in brackets at its end."""
+    while (remark := _REMARK.search(text)) and _WORD.search(text[: remark.start()]):
+        text = text[: remark.start()]
+    return text
+
+
+def without_checks(text: str) -> str:
+    """Nor those that check, compare or refer to something."""
+    text = without_remarks(text)
+    sentences = [match.span() for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
+    while len(sentences) > 1 and _is_check(text[slice(*sentences[-1])]):
+        text = text[: sentences.pop()[0]]
+    return text
+
+
+def _is_check(sentence: str) -> bool:
+    return _AFTER.match(sentence) is not None and not _SO.search(sentence)
 
 
 def concluded_formulas(text: str) -> list[str]:
@@ -236,7 +286,7 @@ def concludes_with(text: str, words: str) -> bool:
         before, after = sentence[: match.start()][-80:], sentence[match.end() :]
         said = not _WORD.search(after) or words in bold[-1:] or _SUPERLATIVE.match(after)
         said = said or (_PREDICATE.search(before) and _PREDICATE_ENDS.match(after))
-        if said and not NOT_THAT.search(before) and not denied("", after[:40]):
+        if said and not NOT_THAT.search(before) and not denied("", after[:40].partition(",")[0]):
             return True
     return words in ("yes", "no", "true", "false") and sentence.startswith(words)
 
@@ -270,6 +320,10 @@ def _digits(number: str) -> str:
 
 
 def _without_clause(sentence: str) -> str:
+    if len(bold := _BOLD_NUMBER.findall(sentence)) == 1:
+        return bold[0]
+    outside = _IN_BRACKETS.sub("", sentence)
+    sentence = outside if _DIGIT.search(outside) else sentence
     clause = _CLAUSE.search(sentence := sentence.strip())
     kept = clause[clause.lastindex] if clause and clause.lastindex else ""
     before = sentence[: clause.start()] + kept if clause else ""

@@ -78,13 +78,16 @@ _TABLE = """
     rupee 1 ₹ rupee rupees inr
     morning 1 am
     afternoon 1 pm
+    speed 1 m/s
+    speed 1000/3600 km/h kmh kph
+    speed 1609.344/3600 mph mi/h
     angle 1 ° degree degrees deg
     radian 1 rad radian radians
     celsius 1 °c celsius
     fahrenheit 1 °f fahrenheit
 """
 _UNITS = {
-    name: (dimension, Fraction(factor))
+    name: (dimension, Fraction(*map(Fraction, factor.split("/"))))
     for dimension, factor, *names in map(str.split, _TABLE.strip().splitlines())
     for name in names
 }
@@ -102,6 +105,7 @@ _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
 _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
 _DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
+_SPEED = re.compile(r"(?:km|mi) ?/ ?h\b|m ?/ ?s\b|k[mp]h\b|mph\b|(?:km|mi) per hour", re.IGNORECASE)
 _RATE = re.compile(r"/| per ")
 _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
@@ -118,8 +122,8 @@ _SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
 )
 _DECIMALS = re.compile(r"\.([0-9]{1,20})")
 _BEHIND = re.compile(
-    r" ?%|\^\{?-?[0-9]{1,4}\}?"
-    r"|π|\\pi\b| ?°[CF]?\b| (?P<word>[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
+    r" ?%|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
+    r"| ?°[CF]?\b| (?P<word>(?:km|mi)/h|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _NEGATIVE = re.compile(r"\bnegative $|(?:\b(?:is|are|be|to|equals|at)|[=:]) minus $", re.IGNORECASE)
@@ -310,6 +314,8 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
         value *= SCALES[words.pop(0).lower()]
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
+    if (speed := _SPEED.match(after)) is not None:
+        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower()
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)

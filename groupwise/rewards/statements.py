@@ -33,7 +33,8 @@ _NUMBER = re.compile(r"[0-9][0-9.,/%]*")
 _BOUND = (
     r"\b(?:(?:more|less|[a-z]{2,10}er) than|at (?:least|most)"
     r"|up to|exceed(?:s|ed|ing)?|except|(?:capped|limited) (?:at|to)|unlike|almost|nearly|over"
-    r"|under|above|below|beyond|neither|nor|twice|double|triple|(?:half|third|quarter|root|square"
+    r"|under|above|below|beyond|neither|nor|twice|double|triple"
+    r"|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|(?:half|third|quarter|root|square"
     r"|cube|opposite|reciprocal|negative) of|(?:anything|everything|any|all|everyone"
     r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)(?: the| a| an| for)? ?$"
     r"|(?:\s[<>≤≥]|\\(?:le|ge|lt|gt)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins"
