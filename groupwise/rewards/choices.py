@@ -33,10 +33,11 @@ _SAID = re.compile(
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
-    r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left is|choose|pick|select"
-    r"|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess|correction:"
-    r"|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually|correct:"
-    r"|I meant?|probably|likely)[, ]{0,2}(?:only |wait,? )?(?:(?:it is|it's|it must be|I choose) )?"
+    r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choose|pick"
+    r"|select|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess"
+    r"|correction:|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually"
+    r"|correct:|I meant?|probably|likely)[, ]{0,2}(?:only |wait,? )?"
+    r"(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(
@@ -94,6 +95,7 @@ _DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a r
     r"|(?<=[.!?\n]) ?Note that\b[^\n]*\Z"
 )
 _BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
+_OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _NONE = re.compile(
     r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
     r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
@@ -128,6 +130,7 @@ def extract(completion: str) -> str | None:
 def chosen(text: str, options: Sequence[str]) -> str | None:
     """The letter of the option that a text chooses; None if it chooses none, or several."""
     letters = LETTERS[: len(options)] if options else LETTERS
+    options = [_OWN_LETTER.sub("", option) for option in options]
     text = reply(text)
     marked = "\\boxed" in text or ("<answer>" in text and "</answer>" in text)
     named = in_json(text[-TAIL:])

@@ -40,12 +40,13 @@ _WRAPPER = re.compile(
     r"|operatorname)\s?\{([^{}]*)\}"
 )
 _SPACING = re.compile(
-    r"\\(?:[,;:> ]|(?:q?quad|displaystyle|left|right|bf|rm|it|therefore)\b|(?:text)?color\{\w*\})"
-    r"|~|\\\\\s*$|</?(?:b|i|u|p|em|strong|span|code)>"
+    r"\\(?:[,;:> ]|(?:q?quad|displaystyle|left|right|[bB]igg?[lr]?|bf|rm|it|therefore)\b"
+    r"|(?:text)?color\{\w*\})|~|\\\\\s*$|</?(?:b|i|u|p|em|strong|span|code)>"
 )
 _NAMED = (
     (re.compile(r"\\[()\[\]!]"), ""),
     (re.compile(r"\\%"), "%"),
+    (_HEXADECIMAL := re.compile(r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}"), r"\1"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\^ ?(?:\\circ\b|\{ ?\\circ ?\})|\\degree\b"), "°"),
     (re.compile(r"\\times(?![A-Za-z])"), "×"),
@@ -194,13 +195,21 @@ _ROUNDED = re.compile(
 )
 
 
+_DESCENDING = re.compile(r"([^<>=≤≥\\]{1,40})(≥|>|\\geq?) ?([a-z]) ?(≥|>|\\geq?)([^<>=≤≥\\]{1,40})")
+_FLIPPED = {"≥": "≤", ">": "<", "\\ge": "\\le ", "\\geq": "\\le "}
+
+
 def latex(text: str) -> str:
     """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command, and
-    without the rounded value behind it."""
+    without the rounded value behind it; 3 > x > 1 as 1 < x < 3."""
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT_DIGITS)}}}", text)
-    text = _ROUNDED.sub("", text.strip()).translate(_SIGNS)
+    text = _ROUNDED.sub("", _HEXADECIMAL.sub(r"\1", text.strip())).translate(_SIGNS)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text))
-    return _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text.strip(" \n.,;:"))
+    text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text.strip(" \n.,;:"))
+    chain = _DESCENDING.fullmatch(text)
+    if chain is None:
+        return text
+    return f"{chain[5]}{_FLIPPED[chain[4]]}{chain[3]}{_FLIPPED[chain[2]]}{chain[1]}"
 
 
 def _without_markdown(text: str) -> str:

@@ -116,7 +116,7 @@ _ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq)\.(?= ?[0-9])", 
 _REMARK = re.compile(
     r"(?<=[.!?\n])[\s*_]{0,8}\((?=[^()]{0,200}[A-Za-z]{3})[^()]{5,400}\)[\s.*_]{0,8}\Z"
 )
-_FORMULA_OF_NUMBER = re.compile(r"(?<![\\$])\$(-?[0-9][0-9.,]{0,15})\$(?![0-9$])")
+_FORMULA_OF_NUMBER = re.compile(r"(?<![\\$])\$(-?[0-9][0-9.,]{0,15}(?:\\?%)?)\$(?![0-9$])")
 _AND_A_HALF = re.compile(r"\b(?:an?|one) (hour|day|week|month|year|mile)s? and a half\b", re.I)
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
 _EXPLAINED = re.compile(  # So there are 79.\n### Explanation

@@ -37,8 +37,8 @@ _BOUND = (
     r"|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|(?:half|third|quarter|root|square"
     r"|cube|opposite|reciprocal|negative) of|(?:anything|everything|any|all|everyone"
     r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)(?: the| a| an| for)? ?$"
-    r"|(?:\s[<>≤≥]|\\(?:le|ge|lt|gt)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins"
-    r"|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos) ?$"
+    r"|(?:\s[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens"
+    r"|(?:moins|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
