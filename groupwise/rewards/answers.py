@@ -77,7 +77,8 @@ _RETRACTED = re.compile(
 )
 _OR_BOX = re.compile(r"\}[\s$\\)\]]*,?\s(?:or|oder|ou)\s[\s$\\(\[]*(?:[a-z]\s?=\s?)?$")
 _TAKES_BACK_BOX = re.compile(  # begins again and is cut off before it has one
-    r"\b(?:wrong|mistake|incorrect|not right)\b"
+    r"\b(?:torn|decide|choose|choosing) between\b.{0,60}boxed.{0,40}boxed"
+    r"|\b(?:wrong|mistake|incorrect|not right)\b"
     r".{0,200}\b(?:recompute|recalculate|redo|try again|start over)\b(?!.*(?:boxed|####))",
     re.IGNORECASE | re.DOTALL,
 )
@@ -93,7 +94,7 @@ _SUM_IS = re.compile(  # a + b = 12, 6(18) = 108
 _LAST_FORMULA = re.compile(
     r"(?:\$([^$]{1,200})\$\$?|\\[(\[]((?:(?!\\[(\[]).){1,200})\\[)\]])[\s.!*]*$", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|[.!?](?:\s|$)")
+_SENTENCE_END = re.compile(r"\n|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
     r"[(\[{\"']?([A-J])(?:[)\]}\"'][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
@@ -101,6 +102,7 @@ _CHOICE = re.compile(
 )
 _ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
+_SAID_BASE = re.compile(r"(?<![0-9A-Za-z_])([0-9A-F]{1,40}) \(?(?:in )?base[- ]?([0-9]{1,2})\b\)?")
 _BASE_BEHIND = re.compile(r"\$?(_\{?[0-9]{1,2}\}?)")
 _IN_BASE = re.compile(r"[0-9A-F]_\{?(?:\\text\{)?([0-9]{1,2})\}*$")
 _JOINED = re.compile(r"[ ,]*(?:\\(?:text|mbox) ?\{ ?)?\b(or|and)\b[ }]*|\\(?:cup|lor)\b")
@@ -130,14 +132,14 @@ def correct(completion: str, answer: Any) -> bool:
     truth = str(answer)
     if "####" in truth:
         truth = truth.rpartition("####")[2]
-    text = reply(completion)
+    text = _SAID_BASE.sub(r"\1_{\2}", reply(completion))
     if (given := _marked(text)) is None:
         said = _after_saying_so(text[-TAIL:])
-        given = said or _unmarked(text[-TAIL:])
+        given = _unmarked(text[-TAIL:]) if said is None else said
         if said and said[0].isupper() and len(said) > SHORT and read_quantity(said) is None:
             given = concluded(said) or given  # Answer: Ray takes 54 minutes longer than ...
         if len(truth) <= LIMIT and read_quantity(truth) is None:
-            text = said or text[-TAIL:]
+            text = text[-TAIL:] if said is None else said
             words = plain(truth).casefold()
             if concludes_with(text, words) or _same_mathematics(concluded_formulas(text), truth):
                 return True
@@ -154,7 +156,8 @@ def final_answer(text: str) -> str | None:
     text = reply(text)
     if (marked := _marked(text)) is not None:
         return marked or None
-    return _after_saying_so(text[-TAIL:]) or _unmarked(text[-TAIL:])
+    said = _after_saying_so(text[-TAIL:])
+    return _unmarked(text[-TAIL:]) if said is None else said or None
 
 
 def _marked(text: str) -> str | None:
@@ -256,6 +259,7 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _after_saying_so(text: str) -> str | None:
+    """What stands after "the answer is"; "" where that is asked."""
     text = text.rstrip(" *:$\n")
     matches = [match for match in _SAYS.finditer(text) if not _is_not_meant(text, match)]
     if matches and matches[-1].end() == len(text):
@@ -264,9 +268,11 @@ def _after_saying_so(text: str) -> str | None:
         return None
     rest = text[matches[-1].end() :].lstrip(" *:\n")
     end = _SENTENCE_END.search(rest)
+    if end and end[0].startswith("?"):
+        return ""  # a question is no answer
     if end and (_RETRACTED.search(rest, end.end()) or _DENIED_NEXT.match(rest, end.end())):
         return None
-    return (rest[: end.start()] if end else rest).strip(" *_") or None
+    return (rest[: end.start()] if end else rest).strip(" *_✅✓✔☑") or None
 
 
 def _is_not_meant(text: str, said: re.Match[str]) -> bool:

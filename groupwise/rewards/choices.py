@@ -29,14 +29,15 @@ _SAYS = re.compile(
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than"
     r"|(?:is|was|must be|ist|est|es) (?:the |our |my )?(?:correct|right|true|answer|best|better"
-    r"|only|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)",
+    r"|only|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)"
+    rf"|{_LETTER}[」』\"']?(?:が(?:正解|答え)|是正确)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
     r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choose|pick"
     r"|select|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess"
     r"|correction:|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually"
-    r"|correct:|I meant?|probably|likely)[, ]{0,2}(?:only |wait,? )?"
+    r"|correct:|I meant?|probably|likely)[,: ]{0,2}(?:only |wait,? )?"
     r"(?:(?:it is|it's|it must be|I choose|I pick) )?"
     rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
@@ -96,6 +97,7 @@ _DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a r
 )
 _BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
+_ALTOGETHER = re.compile(r",? (?:overall|in all|altogether|in total)\W{0,3}$")
 _NONE = re.compile(
     r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
     r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
@@ -105,6 +107,7 @@ _BOLD = re.compile(r"\*{2,}")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SMALL = ("a", "an", "the", "of")
 _OPERATORS = [[sign] for sign in "+*/^-.,"]
+_AS_FORMULA = re.compile(r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{\(?([A-J])\)?\}\$?|\$([A-J])\$")
 _IN_LATEX = re.compile(r"\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}|\\(?:[;,:!]|q?quad)")
 
 # The letter first, then reasons; a list of the options is none.
@@ -137,7 +140,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if marked or named:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
-    tail = "\n" + _BOLD.sub("", text[-TAIL:].strip())
+    tail = _AS_FORMULA.sub(lambda m: m[1] or m[2], text[-TAIL:])
+    tail = "\n" + _BOLD.sub("", tail.strip())
     marks, ticked = _MARKED.findall(tail), [one or other for one, other in _TICKED.findall(tail)]
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
@@ -173,6 +177,7 @@ def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> st
     """The option whose words or number a text without a letter ends on."""
     sentence = prose_characters(_last_sentence(tail.strip()[-LIMIT:].casefold()))
     sentence = without_afterthought(_BECAUSE.sub("", sentence))
+    sentence = _ALTOGETHER.sub("", sentence)
     if (last := _ending(sentence, options)) is not None:
         return last
     in_words = _mentioned(sentence, options)
@@ -238,7 +243,8 @@ def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
     with_text = _WITH_TEXT.fullmatch(given)
     if with_text and with_text[1] in letters:
         own = options[LETTERS.index(with_text[1])] if options else ""
-        if own and same_answer(with_text[2], own):
+        said = with_text[2].removeprefix("(").removesuffix(")")
+        if own and (same_answer(with_text[2], own) or same_answer(said, own)):
             return with_text[1]
     texts = dict(zip(LETTERS, options, strict=False))
     named = [letter for letter in letters if same_answer(given, letter)]

@@ -133,7 +133,7 @@ _MATHS = re.compile(
 _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of functions
     r"\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+|(?:and|or"
     r"|sqrt|a?(?:sin|cos|tan)|cot|sec|csc|log|exp|det|mod)(?![A-Za-z])|(?P<word>[A-Za-z][a-z']{2,}"
-    r"|(?:[IA]|(?i:is|it|to|of|we|in|at|by|as|so|if|on|an|be|do|no|he|us|ie|eg))(?![A-Za-z]))"
+    r"|(?:[IA]|(?i:is|it|to|of|we|in|at|by|as|so|if|on|an|be|do|no|he|us|ie|eg|es|el|la|le|un|de))(?![A-Za-z]))"
 )
 _GLUE = re.compile(
     r"^[\s,;:.*]*(?:(?:and|or)\b[\s,]*)?|[\s,;]*(?:\b(?:and|or))?[\s,;]*$|(?<=\$)!+\s*$"
@@ -159,6 +159,7 @@ _SPOKEN |= {"plus": "+", "minus": "-", "times": "*"}
 _IN_SPEECH = re.compile(
     rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
 )
+_MODULUS = re.compile(r"\\p?mod ?(?:\{[0-9]{1,9}\}|[0-9]{1,9})|\(mod [0-9]{1,9}\)")
 _DRESS = re.compile(r"\\(?:text[a-z]*|math[a-z]+)\{|[*_${}]")
 _SO = re.compile(r"\b(?:so|thus|therefore|hence)\b.*?(?:[0-9]|\b[A-J]\b)")
 _BOLD_NUMBER = re.compile(r"\*\*([^*\n=]{0,20}[0-9][^*\n=]{0,30})\*\*")
@@ -252,6 +253,7 @@ def concluded_formulas(text: str) -> list[str]:
         if _TASK.search(sentence):
             break
         if (formula := _last_formula(sentence)) is not None:
+            formula = _MODULUS.sub("", formula).replace("\\equiv", "=")
             right = formula.rpartition("=")[2]
             return [*found, formula, *([] if re.search(r",|\b(?:and|or)\b", formula) else [right])]
     return found

@@ -57,8 +57,8 @@ _DENIED_IN_TEXT = re.compile(
 )
 
 NOT_THAT = re.compile(  # behind such words nothing is concluded: "earlier than Monday"
-    r"\b(?:than|after|before|from|since|not|nor|or|and|isn't|except|but|never|neither|cannot be"
-    r"|can't be|unlike)(?: the| a| an)? *$|\b(?:if|whether)\b[^,;]{0,60}$"
+    r"\b(?:than|ahead of|instead of|after|before|from|since|not|nor|or|and|isn't|except|but|never"
+    r"|neither|cannot be|can't be|unlike)(?: the| a| an)? *$|\b(?:if|whether)\b[^,;]{0,60}$"
 )
 _REASON = re.compile(r"(?<=[0-9%])(?:: (?=[a-z])|,? (?:because|since) ).*$", re.DOTALL)
 
