@@ -24,6 +24,7 @@ from typing import Any
 from groupwise.rewards.notation import LIMIT, latex, plain, reply
 from groupwise.rewards.prose import concluded, concluded_formulas, concludes_with, is_hypothetical
 from groupwise.rewards.quantities import (
+    Quantity,
     extract_number,
     is_date,
     is_rounded,
@@ -138,7 +139,7 @@ def correct(completion: str, answer: Any) -> bool:
         given = _unmarked(text[-TAIL:]) if said is None else said
         if said and said[0].isupper() and len(said) > SHORT and read_quantity(said) is None:
             given = concluded(said) or given  # Answer: Ray takes 54 minutes longer than ...
-        if len(truth) <= LIMIT and read_quantity(truth) is None:
+        if len(truth) <= LIMIT and _true_quantity(truth) is None:
             text = text[-TAIL:] if said is None else said
             words = plain(truth).casefold()
             if concludes_with(text, words) or _same_mathematics(concluded_formulas(text), truth):
@@ -200,14 +201,19 @@ def same_answer(given: str, truth: str) -> bool:
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
     if is_rounded(exactly, roughly):  # 1/6 ≈ 0.167
         return same_answer(exactly, truth) or same_answer(roughly, truth)
-    right, ours = read_quantity(truth), read_quantity(given)
+    right, ours = _true_quantity(truth), read_quantity(given)
     if right is not None and ours is None:
         ours = read_quantity(with_decimal_point(given))
-    if right is not None and ours is not None and not _EQUATION.fullmatch(truth):
+    if right is not None and ours is not None:
         return same_quantity(ours, right)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
         return True
     return right is None and _same_mathematics([given], truth)
+
+
+def _true_quantity(truth: str) -> Quantity | None:
+    """The quantity that a truth is; None for an equation, of which it is more than one side."""
+    return None if _EQUATION.fullmatch(truth) else read_quantity(truth)
 
 
 def canonical_answer(text: str) -> str | None:

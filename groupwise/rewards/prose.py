@@ -16,7 +16,7 @@ from groupwise.rewards.number_words import spelled_number
 from groupwise.rewards.quantities import last_number, said_twice
 from groupwise.rewards.statements import NOT_THAT, denied, denied_in_text, without_afterthought
 
-_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_]))+[.!?]*[\"')\]*_]*")
+_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_$]))+[.!?]*[\"')\]*_$]*")
 _AFTER = re.compile(
     r"[\W_]*(?:(?:quick |sanity )?check(?: \w+)?|to (?:verify|(?:double[- ])?check)|verification"
     r"|verify|double[- ]check|for (?:instance|example)|not [$]?[0-9][0-9.,]{0,12}"
@@ -63,6 +63,7 @@ _REFUSES = re.compile(
     re.IGNORECASE,
 )
 _TOO_LITTLE = re.compile(r"(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information", re.IGNORECASE)
+_TWO_SOLUTIONS = re.compile(r"= ?-?[0-9.,]{1,12} or [a-z] ?= ?-?[0-9.,]{1,12}\W*$")
 _INFINITELY_MANY = re.compile(
     r"(?<!not )(?<!not have )\b(?:infinitely many|infinite(?: number of)? solutions)\b",
     re.IGNORECASE,
@@ -183,6 +184,8 @@ def concluded(text: str) -> str | None:
     text = _FORMULA_OF_NUMBER.sub(r"\1", text)
     text = _HOURS_AND_MINUTES.sub(lambda m: f"{60 * int(m[1]) + int(m[2])} minutes", text)
     if not (sentences := _concluding(text)):
+        return None
+    if _TWO_SOLUTIONS.search(sentences[-1]):
         return None
     if _NO_SOLUTION.search(sentences[-1]):
         return "no solution"

@@ -126,7 +126,9 @@ _BEHIND = re.compile(
     r"| ?°[CF]?\b| (?P<word>(?:km|mi)/h|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
-_NEGATIVE = re.compile(r"\bnegative $|(?:\b(?:is|are|be|to|equals|at)|[=:]) minus $", re.IGNORECASE)
+_NEGATIVE = re.compile(
+    r"\bnegative $|(?:\b(?:is|are|was|were|be|to|equals|at)|[=:]) minus $", re.IGNORECASE
+)
 _LEFT_TO_DO = re.compile(r"[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?$")  # 6 × 7 is no 7
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
