@@ -57,8 +57,7 @@ def isolated(
             _be_the_child(work, output)
         if disturb is not None:
             threading.Thread(target=disturb, args=(child,), daemon=True).start()
-        busy = os.getloadavg()[0] / (os.cpu_count() or 1)
-        hung = not _ends(child, seconds * max(1.0, busy))
+        hung = not _ends(child, seconds * slowness())
         if hung:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGUSR1)  # says where it is
@@ -129,9 +128,14 @@ def children() -> set[int]:
     return found
 
 
+def slowness() -> float:
+    """How many times as long something may take as on an idle machine."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def _left(before: set[int]) -> tuple[str, ...]:
     """What is still running after the grace period; it is ended then."""
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + GRACE_SECONDS * slowness()
     while left := children() - before:
         if time.monotonic() > deadline:
             break

@@ -15,12 +15,14 @@ from groupwise.environments.catalog import check_turn_rewards, find_environment,
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, ModelError, shortened
 from groupwise.extensions import is_marked, load_object, marking
-from groupwise.policy.compiled import compiles_sampling, compiles_training
+from groupwise.policy.compiled import compiles_sampling
 from groupwise.policy.footprint import footprint
+from groupwise.policy.fp8 import check_fp8
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype, policy_of
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import KLReference, Reference
+from groupwise.policy.training_layers import training_layers
 from groupwise.remote.reference_client import RemoteReference
 from groupwise.remote.reference_process import start_reference
 from groupwise.remote.vllm_colocated import VllmColocated
@@ -197,6 +199,8 @@ def load_parts(
     copied = given.copied() if given is not None and beside and here else None
     at = torch.device("cpu") if in_parts else None
     policy = policy or load_config_policy(config, weights, at, given=given)
+    if training and config.fp8 == "training":
+        check_fp8(policy, pick_device(config.device))
     episodes = _episodes(environment, config, policy, scorer)
     problems = _fitting_problems(config, task, policy)
     own = load_config_policy(config, weights, given=copied) if beside and here else policy
@@ -341,8 +345,7 @@ def make_reference(
     again = not fresh and settings.kind == "frozen" and policy.adapter is None
     again = again or policy.device.type != pick_device(config.device).type
     origin = load_config_policy(config, given=given) if again else policy
-    compiled = compiles_training(policy.device, config)
-    return Reference(origin, settings, compiled=compiled)
+    return Reference(origin, settings, training_layers(policy.device, config))
 
 
 def judges(task: Task) -> list[Reward]:

@@ -10,6 +10,7 @@ from groupwise.policy.adapters import add_adapter
 from groupwise.policy.load import make_policy
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
+from groupwise.policy.training_layers import training_layers
 from groupwise.rewards.base import Reward
 from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.base import Task
@@ -36,8 +37,8 @@ def measure(setting: Setting, kind: str) -> Measurement:
     task = Task("lengths", problems, None, validation=[], test=[])
     scorer = Scorer([Reward("letters", letters)], config.reward_timeout, config.on_reward_error)
     engine = make_engine(policy, config)
-    compiled = config.compiles_training
-    reference = Reference(policy, config.reference, compiled=compiled) if setting.beta else None
+    layers = training_layers(policy.device, config)
+    reference = Reference(policy, config.reference, layers) if setting.beta else None
     state = TrainState(policy, Optimizer(model, config.optimizer, config.steps), reference)
     log = StepLog(setting.device)
     forget_peak(setting.device)

@@ -239,6 +239,8 @@ class Config(Settings):
     """Empty torch's CUDA cache after each step: less fragmentation, slower."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
     """torch.compile. auto: sampling, from 100 steps on all; on a CPU nothing."""
+    fp8: Literal["none", "training"] = "none"
+    """Linear layers in 8-bit floating point while the model is trained (Hopper and newer)."""
     task: AnyTask = ArithmeticTask()
     """Where problems come from."""
     rewards: tuple[RewardSettings, ...] = (
@@ -297,14 +299,16 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _other_samplers_are_corrected_for(cls, data: Any) -> Any:
-        """vLLM rounds otherwise than the trainer does, and ahead of training weights are older:
-        answers are weighed by how much that matters, unless the recipe says algorithm.mismatch."""
+        """vLLM rounds otherwise than the trainer does, as does a trainer in 8 bits, and ahead of
+        training weights are older: answers are weighed by how much that matters, unless the recipe
+        says algorithm.mismatch."""
         if not isinstance(data, Mapping):
             return data
         engine, algorithm = data.get("engine"), data.get("algorithm", {})
         kind = engine if isinstance(engine, str) else getattr(engine, "kind", None)
         kind = engine.get("kind") if isinstance(engine, Mapping) else kind
-        if kind != "vllm" and not staleness_in(data.get("timing")):
+        rounds = kind == "vllm" or data.get("fp8", "none") != "none"
+        if not rounds and not staleness_in(data.get("timing")):
             return data
         if isinstance(algorithm, Objective):
             algorithm = algorithm.model_dump(exclude_unset=True)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from groupwise.batch import Batch
-from groupwise.policy.compiled import compiled_layers
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.load import Policy
 from groupwise.policy.packing import MicroBatches, microbatches
+from groupwise.policy.training_layers import PLAIN, TrainingLayers
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def batch_logprobs(
     tokens_at_once: int,
     *,
     layout: str | None = None,
-    compiled: bool = False,
+    layers: TrainingLayers = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """(B, T) log-probs and entropies of every answer. `layout`: another than the policy's own."""
     logprobs_BT = torch.zeros(batch.mask_BT.shape, device=policy.device)
@@ -32,7 +32,7 @@ def batch_logprobs(
     micros = microbatches(batch, layout or policy.layout, tokens_at_once, policy.pad_id)
     for micro in with_dummies(policy, micros):
         rows = micro.rows.to(policy.device)
-        with compiled_layers(policy.model, compiled):
+        with layers.in_use(policy.model):
             logprobs, entropies = answer_logprobs(policy, rows, temperature)
         if micro.members:
             micro.put(logprobs, logprobs_BT)

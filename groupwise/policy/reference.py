@@ -21,6 +21,7 @@ from groupwise.config import ReferenceSettings
 from groupwise.policy.load import make_policy
 from groupwise.policy.logprobs import batch_logprobs
 from groupwise.policy.policy import Policy
+from groupwise.policy.training_layers import PLAIN, TrainingLayers
 
 
 class KLReference(Protocol):
@@ -44,10 +45,10 @@ class Reference:
     """Reference(policy, settings) in this process; `policy` is what gives its log-probs."""
 
     def __init__(
-        self, start: Policy, settings: ReferenceSettings, *, compiled: bool = False
+        self, start: Policy, settings: ReferenceSettings, layers: TrainingLayers = PLAIN
     ) -> None:
         self.settings = settings
-        self.compiled = compiled
+        self.layers = layers
         self.weights: dict[str, Tensor] = {}
         adapter = start.adapter
         if adapter is None:
@@ -71,7 +72,7 @@ class Reference:
 
     def logprobs(self, batch: Batch, temperature: float, tokens_at_once: int) -> Tensor:
         logprobs_BT, _ = batch_logprobs(
-            self.policy, batch, temperature, tokens_at_once, compiled=self.compiled
+            self.policy, batch, temperature, tokens_at_once, layers=self.layers
         )
         return logprobs_BT
 

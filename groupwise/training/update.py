@@ -21,11 +21,11 @@ from groupwise.objective.entropy import (
 )
 from groupwise.objective.loss import Metrics, policy_loss
 from groupwise.objective.objective import Objective
-from groupwise.policy.compiled import compiled_layers, compiles_training
 from groupwise.policy.forward import answer_logprobs
 from groupwise.policy.logprobs import batch_logprobs, with_dummies
 from groupwise.policy.packed_attention import use_packed_attention
 from groupwise.policy.packing import microbatches
+from groupwise.policy.training_layers import training_layers
 from groupwise.rollout.noise import answer_key
 from groupwise.training.metrics import add_metrics, over_ranks, update_metrics
 from groupwise.training.recorder import Recorder
@@ -54,9 +54,9 @@ def annotate(batch: Batch, state: TrainState, config: Config) -> Batch:
         return [t_BT.to(policy.device) for t_BT in state.budget.fit(work, lambda: None, longest)]
 
     if config.needs_old_logprobs:
-        fused = compiles_training(policy.device, config)
+        layers = training_layers(policy.device, config)
         logprobs_BT, entropies_BT = computed(
-            lambda tokens: batch_logprobs(policy, batch, temperature, tokens, compiled=fused)
+            lambda tokens: batch_logprobs(policy, batch, temperature, tokens, layers=layers)
         )
         batch = replace(batch, old_logprobs_BT=logprobs_BT, old_entropies_BT=entropies_BT)
         batch = _with_threshold(batch, objective, world)
@@ -150,10 +150,10 @@ def accumulate(
     micros = with_dummies(policy, micros)
     zero = torch.zeros((), device=policy.device)
     totals: Metrics = {"loss": (zero, zero + 1)}
-    fused = compiles_training(policy.device, config)
+    layers = training_layers(policy.device, config)
     for number, piece in enumerate(micros, start=1):
         micro = replace(piece, denominator=denominator).to(policy.device)
-        with use_packed_attention(policy.model, micro.rows), compiled_layers(policy.model, fused):
+        with use_packed_attention(policy.model, micro.rows), layers.in_use(policy.model):
             logprobs_BT, entropies_BT = answer_logprobs(
                 policy,
                 micro.rows,

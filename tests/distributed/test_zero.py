@@ -48,6 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
             *((root / f"zero{n}_sparing", run(f"zero{n}", *KL, *SPARING)) for n in (1, 2, 3)),
             (root / "zero0_checkpointed", run("zero0", *KL, SPARING[0])),
             *((root / f"zero{n}_bf16", run(f"zero{n}", *BF16)) for n in (1, 2, 3)),
+            *((root / f"zero{n}_fp8", run(f"zero{n}", *BF16, "fp8=training")) for n in (2, 3)),
             (root / "one_then_zero3", run("zero3", *KL)),
             (root / "one_then_zero2", run("zero2", *KL)),
             (root / "zero2_then_one", run("zero2", *KL, steps=1)),
@@ -150,6 +151,14 @@ def test_precisions_that_deepspeed_lacks_are_refused(
     policy = random_policy(dtype=dtype)
     with pytest.raises(ConfigError, match=fix):
         make_zero(policy, small_config(f"distributed.kind={kind}"), ALONE)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("stage", [2, 3])
+def test_products_are_in_8_bits_where_weights_are_gathered(runs: pathlib.Path, stage: int) -> None:
+    names = f"zero{stage}_bf16", f"zero{stage}_fp8"
+    halves, eighths = (timeless_metrics(runs / name)[0]["sampler_gap"] for name in names)
+    assert 2 * halves < eighths < 0.1
 
 
 def test_averaged_weights_are_refused() -> None:

@@ -8,6 +8,7 @@ import torch
 from groupwise.policy import compiled
 from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.compiled import compiled_layers, decoder_layers
+from groupwise.policy.training_layers import TrainingLayers
 from groupwise.recipe import parse
 from groupwise.training import update
 from small_models import random_groups, random_policy
@@ -27,7 +28,8 @@ def test_the_gradient_of_compiled_layers_is_the_plain_one(
     groups = random_groups(3, 4, 1)
     grads = []
     for fused in (False, True):
-        monkeypatch.setattr(update, "compiles_training", lambda *_, fused=fused: fused)
+        layers = TrainingLayers(compiled=fused)
+        monkeypatch.setattr(update, "training_layers", lambda *_, layers=layers: layers)
         policy.model.zero_grad()
         accumulate(groups, policy, parse({}))
         found = [p.grad.flatten() for p in policy.model.parameters() if p.grad is not None]

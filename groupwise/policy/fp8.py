@@ -1,0 +1,100 @@
+"""Linear layers in 8-bit floating point (e4m3), forward and in the gradient of their inputs.
+
+Each row of the inputs and each output's weights are scaled by their own largest magnitude, so a
+token's numbers do not depend on its neighbours. Sums are kept in fp32. The gradient of the weights
+is computed in bf16: it adds up over all tokens, and errors of 8 bits with it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import ScalingType, scaled_mm
+
+from groupwise.compat.torch_modules import has_own_forward, replaced_class
+from groupwise.errors import ConfigError
+from groupwise.policy.compiled import decoder_layers
+from groupwise.policy.policy import Policy
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+MULTIPLE = 16
+"""Numbers of inputs and outputs must be multiples of it."""
+FEWEST = 64
+"""Smaller layers, such as routers of experts, are left in bf16."""
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in 8 bits, and their (rows, 1) scales: the product of both is about x."""
+    scales = x.abs().amax(-1, keepdim=True).float().clamp(min=1e-12) / LARGEST
+    return (x.float() / scales).to(FP8), scales
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T of (rows, inputs) and (outputs, inputs) in 8 bits, rounded to bf16."""
+    (a, a_scales), (b, b_scales) = quantized(x), quantized(weight)
+    by_row = ScalingType.RowWise
+    return scaled_mm(a, b.t(), a_scales, by_row, b_scales.t(), by_row, output_dtype=torch.bfloat16)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        grad_x = product(grad, weight.t().contiguous()) if ctx.needs_input_grad[0] else None
+        return grad_x, grad.t() @ x if ctx.needs_input_grad[1] else None
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        out = _Product.apply(input.reshape(-1, self.in_features), self.weight)
+        out = out if self.bias is None else out + self.bias
+        return out.view(*input.shape[:-1], self.out_features)
+
+
+@contextmanager
+def fp8_products(model: Any) -> Iterator[None]:
+    """While this is open, the linear layers of the model's decoder layers compute in 8 bits."""
+    with replaced_class(_linears(model), Fp8Linear):
+        yield
+
+
+def _linears(model: Any) -> list[nn.Module]:
+    """Those of decoder layers, without adapters' own and without small ones."""
+    named = (each for layer in decoder_layers(model) or [] for each in layer.named_modules())
+    return [
+        module
+        for name, module in named
+        if type(module) is nn.Linear and "lora_" not in name and not has_own_forward(module)
+        if all(size >= FEWEST and size % MULTIPLE == 0 for size in _sizes(module))
+    ]
+
+
+def _sizes(linear: nn.Linear) -> tuple[int, int]:
+    """Not those of its weight, of which ZeRO-3 leaves nothing."""
+    return linear.in_features, linear.out_features
+
+
+def check_fp8(policy: Policy, device: torch.device) -> None:
+    """An error that says why the policy's layers cannot be computed in 8 bits on a device."""
+    if policy.model.dtype != torch.bfloat16:
+        raise ConfigError("fp8=training rounds from bf16: set precision=bf16")
+    if not _linears(policy.model):
+        raise ConfigError("fp8=training: this model has no linear layers that it could compute")
+    x = torch.eye(FEWEST, device=device, dtype=torch.bfloat16)
+    try:
+        right = torch.equal(product(x, x), x)
+    except Exception as error:  # whatever a library without such products raises
+        reason = str(error).split("\n")[0]
+        raise ConfigError(
+            f"fp8=training needs a GPU of the Hopper generation or newer: {reason}"
+        ) from error
+    if not right:
+        raise ConfigError(f"fp8=training: products in 8 bits are wrong on this {device.type}")
