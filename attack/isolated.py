@@ -25,6 +25,8 @@ from typing import BinaryIO
 PR_SET_CHILD_SUBREAPER = 36
 MEMORY_BYTES = 6 * 2**30
 """Resident memory of a case; the largest honest one takes less than a tenth of it."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Blocked while a case is forked, which may be sent one at once: it has our handlers until then."""
 GRACE_SECONDS = 8.0
 """Within which what a case started must have ended after it."""
 
@@ -52,9 +54,11 @@ def isolated(
     """`disturb(pid)` is called in a thread of its own while the work runs."""
     before = children()
     with tempfile.TemporaryFile() as output:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         child = os.fork()
         if child == 0:
             _be_the_child(work, output)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if disturb is not None:
             threading.Thread(target=disturb, args=(child,), daemon=True).start()
         hung = not _ends(child, seconds * slowness())
@@ -74,10 +78,11 @@ def _be_the_child(work: Callable[[], object], output: BinaryIO) -> None:
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command takes care of it
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Temporary folders are the parent's to remove.
         weakref.finalize._registry.clear()  # pyright: ignore[reportAttributeAccessIssue]
+        for number in ENDING:  # until the command takes care of them
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

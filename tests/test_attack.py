@@ -1,12 +1,15 @@
 """The campaign's small form. Servers are left to `make attack` and to tests of their own."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
-from attack.isolated import Ended
+from attack.isolated import Ended, isolated
 from attack.trials import interpreter_was_starting
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -35,6 +38,19 @@ def test_only_what_python_says_of_its_own_start_is_let_through(
     ended: Ended, begun: bool, let_through: bool
 ) -> None:
     assert interpreter_was_starting(ended, begun) is let_through
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_right_after_the_fork_ends_the_case_and_leaves_our_folders(number: int) -> None:
+    armed = [True]
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), number) if armed else None)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            ended = isolated(lambda: None, 30)
+        finally:
+            armed.clear()
+        assert (ended.code, ended.output) == (-number, "")
+        assert pathlib.Path(folder).is_dir()
 
 
 @pytest.mark.parametrize(
