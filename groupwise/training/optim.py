@@ -58,15 +58,12 @@ class TrainingOptimizer(Protocol):
 
     def step(self, progress: float) -> tuple[float, float]: ...
 
-    def end_training_step(self, done: int) -> None:
-        """After the optimizer steps on a rollout; `done` of them have been learned from."""
+    def end_training_step(self, done: int, model: nn.Module) -> None:
+        """After the optimizer steps on a rollout; `done` of them have been learned from. Of a
+        sharded model the present weights are copied into the full one."""
         ...
 
     def zero_grad(self) -> None: ...
-
-    def copy_weights_to(self, model: nn.Module) -> None:
-        """Copy the present weights into a full copy of a sharded model."""
-        ...
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Of a sharded model each trained weight whole, in the precision of the model, one after
@@ -164,11 +161,14 @@ class Optimizer:
         return norm.item(), lr
 
     @torch.no_grad()
-    def end_training_step(self, done: int) -> None:
-        """Count the weights in their mean, if this is one of the last steps. After the last of all
-        the mean takes their place."""
-        if done <= self.total_steps - averaged_steps(self.settings, self.total_steps):
-            return
+    def end_training_step(self, done: int, model: nn.Module) -> None:
+        if done > self.total_steps - averaged_steps(self.settings, self.total_steps):
+            self._average(done)
+        if self.sharded:
+            copy_weights(model, self.full_weights())
+
+    def _average(self, done: int) -> None:
+        """Count the weights in their mean. After the last step of all it takes their place."""
         self.averaged += 1
         for name, master in self.masters.items():
             if name in self.means:
@@ -209,11 +209,6 @@ class Optimizer:
         self.inner.zero_grad(set_to_none=True)
         for weight in self.weights.values():
             weight.grad = None
-
-    @torch.no_grad()
-    def copy_weights_to(self, model: nn.Module) -> None:
-        if self.sharded:
-            copy_weights(model, self.full_weights())
 
     @torch.no_grad()
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 accelerate wraps each decoder layer by torch's `fully_shard`. Shards are fp32, so they are at once
 the optimizer's masters, and are gathered layer by layer in the policy's precision. Sampling needs
 full weights at every token: for it each rank keeps a full copy in the policy's precision, which is
-the policy that was loaded, and which `copy_weights_to` brings up to date after each update. That
+the policy that was loaded, and which `end_training_step` brings up to date after each update. That
 copy is also what is saved, and what a reference that moves follows.
 """
 

@@ -77,8 +77,7 @@ def learn(
     objective = config.algorithm
     weight = applied_entropy_weight(state.entropy_weight, state.entropy, objective)
     metrics = update(batch, state, config, weight, recorder)
-    state.optimizer.end_training_step(state.step + 1)
-    state.optimizer.copy_weights_to(state.policy.model)
+    state.optimizer.end_training_step(state.step + 1, state.policy.model)
     if config.clear_cache and state.policy.device.type == "cuda":
         torch.cuda.empty_cache()
     state.step += 1

@@ -93,16 +93,14 @@ class ZeroOptimizer:
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if norm is None else norm), lr
 
-    def end_training_step(self, done: int) -> None:
-        """`make_zero` refuses to average."""
+    @torch.no_grad()
+    def end_training_step(self, done: int, model: nn.Module) -> None:
+        """There is no mean of weights: `make_zero` refuses to make one."""
+        if self.stage == 3:
+            copy_weights(model, self.full_weights())
 
     def zero_grad(self) -> None:
         self.engine.optimizer.zero_grad()
-
-    @torch.no_grad()
-    def copy_weights_to(self, model: nn.Module) -> None:
-        if self.stage == 3:
-            copy_weights(model, self.full_weights())
 
     @torch.no_grad()
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -120,7 +120,7 @@ def test_final_weights_are_the_mean_of_the_last_ones_resumed_too(
             layer(torch.randn(3, 4).to(dtype)).pow(2).sum().backward()
             optimizer.step(step)
             seen.append(optimizer.masters["weight"].detach().clone())
-            optimizer.end_training_step(step + 1)
+            optimizer.end_training_step(step + 1, layer)
 
     torch.manual_seed(0)
     whole = nn.Linear(4, 2).to(dtype)
@@ -147,5 +147,5 @@ def test_without_averaging_no_second_copy_is_kept() -> None:
     layer = nn.Linear(2, 1)
     optimizer = Optimizer(layer, OptimizerSettings(), 2)
     for done in (1, 2):
-        optimizer.end_training_step(done)
+        optimizer.end_training_step(done, layer)
         assert not optimizer.means and not any("mean" in name for name in optimizer.state())
