@@ -86,6 +86,7 @@ _TAKES_BACK_BOX = re.compile(  # begins again and is cut off before it has one
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
+_NOTHING = re.compile(r"(?:none|nothing|nobody|no one|zero)[.!](?:\s|$)", re.IGNORECASE)
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _EQUATION = re.compile(r"(?=[^=]*[a-z])[^=]*[0-9a-z})] ?[-+*/^][^=]*=[^=]+")  # no x = 3
@@ -95,13 +96,16 @@ _SUM_IS = re.compile(  # a + b = 12, 6(18) = 108
 _LAST_FORMULA = re.compile(
     r"(?:\$([^$]{1,200})\$\$?|\\[(\[]((?:(?!\\[(\[]).){1,200})\\[)\]])[\s.!*]*$", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s|$)")
+_SENTENCE_END = re.compile(r"\n|。|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
     r"[(\[{\"']?([A-J])(?:[)\]}\"'][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
     re.DOTALL | re.IGNORECASE,
 )
-_ANOTHER_CHOICE = re.compile(r"\bor\b|\band\b|\(?\b[A-Ja-j]\)|^[A-J]\b")
+_ANOTHER_CHOICE = re.compile(
+    r"(?:is|was|cannot|can't)(?:n't| not| wrong| incorrect| be)\b|\bor\b|\band\b"
+    r"|\(?\b[A-Ja-j]\)|^[A-J]\b"
+)
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")
 _SAID_BASE = re.compile(r"(?<![0-9A-Za-z_])([0-9A-F]{1,40}) \(?(?:in )?base[- ]?([0-9]{1,2})\b\)?")
 _BASE_BEHIND = re.compile(r"\$?(_\{?[0-9]{1,2}\}?)")
@@ -303,6 +307,8 @@ def _in_prose(text: str) -> str | None:
     """What running text concludes. One that is short is the answer as a whole: what it says of its
     only number (`x < 7`, "not 7") must not be left out."""
     number, text = concluded(_HOW_SURE.sub("", text)), text.strip()
+    if number is None and _NOTHING.match(text):
+        return "0"
     short = len(text) <= SHORT and text.isascii() and not _MORE_THAN_WORDS.search(text)
     bare = text.replace("**", "").rstrip("!")
     if short and len(_NUMBER.findall(text)) == 1 and read_quantity(bare) is None:
@@ -335,6 +341,8 @@ def _same_mathematics(readings: Sequence[str], truth: str) -> bool:
     """Whether one of the readings of an answer is the truth, by math-verify."""
     truth = latex(truth)
     given = [text for text in map(latex, readings) if _comparable(text)]
+    if truth.startswith("\\{"):  # an interval, or a point, is no set
+        given = [text for text in given if text[0] not in "(["]
     if _EQUATION.fullmatch(truth):  # of which it would compare the right side alone
         given = [text for text in given if "=" in text]
     # A computer algebra system would compare the digits of 11_2 and 11_3 alone.

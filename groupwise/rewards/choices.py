@@ -50,6 +50,8 @@ _CORRECTS = re.compile(
 _ONLY = re.compile(
     rf"\b[Oo]nly (?:option |choice )?\(?{_LETTER}\)? (?:satisfies|works|fits|matches|remains|gives"
     r"|makes|holds)"
+    rf"|(?:[Aa]ll|[Ee]very(?:thing| option)) (?:except|but) \(?{_LETTER}\)? (?:can be|is|are) "
+    r"(?:ruled out|eliminated|excluded|wrong|incorrect)"
 )
 _GIVES = re.compile(rf"(?:= ?[^\n=]{{1,20}} \(|(?:→|->|=>|⇒) ?\(?){_LETTER}\)?[.!]?$")  # x = 3 (D)
 _JUDGED = re.compile(rf"{_LETTER}[).:] [^\n.:]{{1,60}} is (?:the )?(?:correct|right)\b")
@@ -74,6 +76,7 @@ _DENIES = re.compile(
 )
 _TAKEN_BACK = re.compile(
     r"[^.!?\n]{0,60}[.!?,;]\s{1,2}(?:That|that|This) (?:is|was) (?:incorrect|wrong|not)\b"
+    r"|(?:(?:is|was)(?:n't| not| wrong| incorrect)|(?:cannot|can't) be)\b"
 )
 _PLACES = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4, "last": -1}
 _PLACES |= {"second-to-last": -2, "one": 0, "two": 1, "three": 2, "four": 3, "five": 4}
@@ -98,6 +101,7 @@ _DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a r
 _BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _ALTOGETHER = re.compile(r",? (?:overall|in all|altogether|in total)\W{0,3}$")
+_TO = re.compile(r"\b([0-9]{1,6}) to ([0-9]{1,6})(?=\W{0,3}$)")
 _NONE = re.compile(
     r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
     r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
@@ -160,6 +164,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     ]
     if statements:
         at, letter = max(statements)
+        if len(set(_LISTED.findall(tail[at:].partition("\n")[0]))) > 2:
+            return None  # a list of the options
         return letter if letter in letters and denied_at.get(letter, -1) < at else None
     if (place := _by_place(tail, len(options))) is not None:
         return LETTERS[place]
@@ -177,7 +183,7 @@ def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> st
     """The option whose words or number a text without a letter ends on."""
     sentence = prose_characters(_last_sentence(tail.strip()[-LIMIT:].casefold()))
     sentence = without_afterthought(_BECAUSE.sub("", sentence))
-    sentence = _ALTOGETHER.sub("", sentence)
+    sentence = _TO.sub(r"\1:\2", _ALTOGETHER.sub("", sentence))
     if (last := _ending(sentence, options)) is not None:
         return last
     in_words = _mentioned(sentence, options)
@@ -216,7 +222,8 @@ def _ending(sentence: str, options: Sequence[str]) -> str | None:
         if not longest < length < 60 or not (reordered or in_order):
             continue
         words = " ".join(before)
-        denial = NOT_THAT.search(words) or (reordered and denied(words[-30:], ""))
+        measured = reordered or read_quantity(option) is not None
+        denial = NOT_THAT.search(words) or (measured and denied(words[-30:], ""))
         if not denial and (in_words or before[-1:] not in _OPERATORS):
             longest, last = length, letter
     return last

@@ -46,6 +46,7 @@ _SPACING = re.compile(
 _NAMED = (
     (re.compile(r"\\[()\[\]!]"), ""),
     (re.compile(r"\\%"), "%"),
+    (re.compile(r"(?<=[0-9])/-(?![0-9])"), ""),  # Rs. 350/-
     (_HEXADECIMAL := re.compile(r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}"), r"\1"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\^ ?(?:\\circ\b|\{ ?\\circ ?\})|\\degree\b"), "°"),
@@ -186,6 +187,7 @@ _SIGNS = {
     ord(sign): f"{word} " for sign, word in zip("–−×·∞∪∩∈±√∛", _COMMANDS.split(), strict=True)
 }
 _DELIMITER = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?")
+_SIZE = re.compile(r"\\[bB]igg?[lr]?(?![A-Za-z])|(?<=\\\\)\[[0-9.]{1,4} ?(?:pt|em|ex|mm)\]")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 _ROUNDED = re.compile(
@@ -204,7 +206,7 @@ def latex(text: str) -> str:
     without the rounded value behind it; 3 > x > 1 as 1 < x < 3."""
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT_DIGITS)}}}", text)
     text = _ROUNDED.sub("", _HEXADECIMAL.sub(r"\1", text.strip())).translate(_SIGNS)
-    text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text))
+    text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", _SIZE.sub("", text)))
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text.strip(" \n.,;:"))
     chain = _DESCENDING.fullmatch(text)
     if chain is None:

@@ -82,8 +82,10 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"| (?:after|before) [a-z]{1,20}ing\b(?!.*(?:=|\b(?:has|have|had|is|are|remain|left|leav))).*$"
     r"|,? when [a-z ]{1,60} in (?:19|20)[0-9]{2}\W{0,5}$"
     r"|,? and [a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}\W{0,5}$"
-    r"| ?\([^()]*\)\W{0,5}$|, (?:including|assuming)\b(?!.*=).*$"
+    r"| ?\([^()]*\)\W{0,5}$"
+    r"|, (?:including|assuming|based on|and (?:any|every)(?:one|body))\b(?!.*=).*$"
     r"| (?:for the (?:year|month)|according to) .*$"
+    r"|, with [0-9]{1,6} [a-z ]{1,30}(?:left over|remaining|to spare)\b.*$"
     r"| (?:at|by) the end of [^.=]*\W{0,3}$"
     r"|, or [$€£]?[0-9.,]{1,12} (?:[a-z]{1,12} )?(?:an?|per|each|every) [^.=]*\W{0,3}$"
     r"|,? (?:ie|that is),? (?:an? )?(?:loss|profit|gain|drop|fall|rise|decrease|increase)\b.*$"
@@ -113,7 +115,7 @@ _IS_IN_WORDS = re.compile(
     r"|altogether|in all),? [a-z ]{1,20} ha(?:s|ve)) ([a-z -]{1,60})[.!\s]*$",
     re.IGNORECASE,
 )
-_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq)\.(?= ?[0-9])", re.IGNORECASE)
+_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq|rs)\.(?= ?[0-9])", re.IGNORECASE)
 _REMARK = re.compile(
     r"(?<=[.!?\n])[\s*_]{0,8}\((?=[^()]{0,200}[A-Za-z]{3})[^()]{5,400}\)[\s.*_]{0,8}\Z"
 )

@@ -79,7 +79,7 @@ _TABLE = """
     morning 1 am
     afternoon 1 pm
     speed 1 m/s
-    speed 1000/3600 km/h kmh kph
+    speed 1000/3600 km/h kmh kph kmph
     speed 1609.344/3600 mph mi/h
     angle 1 ° degree degrees deg
     radian 1 rad radian radians
@@ -105,7 +105,9 @@ _WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
 _WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
 _DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
-_SPEED = re.compile(r"(?:km|mi) ?/ ?h\b|m ?/ ?s\b|k[mp]h\b|mph\b|(?:km|mi) per hour", re.IGNORECASE)
+_SPEED = re.compile(
+    r"(?:km|mi) ?/ ?hr?\b|m ?/ ?s\b|k(?:m|p|mp)h\b|mph\b|(?:km|mi) per hour", re.IGNORECASE
+)
 _RATE = re.compile(r"/| per ")
 _PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
     r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
@@ -122,8 +124,8 @@ _SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
 )
 _DECIMALS = re.compile(r"\.([0-9]{1,20})")
 _BEHIND = re.compile(
-    r" ?%|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
-    r"| ?°[CF]?\b| (?P<word>(?:km|mi)/h|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
+    r" ?%|[kKMB](?![A-Za-z])|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
+    r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _NEGATIVE = re.compile(
@@ -231,6 +233,8 @@ def last_number(text: str) -> str | None:
     whole = numbers[-1]["under"] and (_value(numbers[-1]) or Fraction(1, 2)).denominator == 1
     if whole or _LEFT_TO_DO.search(text[max(start - 20, 0) : start]):
         return None
+    if text[max(start - 2, 0) : start].strip().endswith("±"):
+        return None
     sign = "-" if _NEGATIVE.search(text[max(start - 20, 0) : start]) else ""
     if denied_in_text(text[max(start - 40, 0) : start], text[end : end + 80]):
         return None
@@ -317,7 +321,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
     if (speed := _SPEED.match(after)) is not None:
-        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower()
+        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower().replace("hr", "h")
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)

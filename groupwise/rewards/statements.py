@@ -36,8 +36,9 @@ _BOUND = (
     r"|under|above|below|beyond|neither|nor|twice|double|triple"
     r"|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|(?:half|third|quarter|root|square"
     r"|cube|opposite|reciprocal|negative) of|(?:anything|everything|any|all|everyone"
-    r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)(?: the| a| an| for)? ?$"
-    r"|(?:\s[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens"
+    r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)"
+    r"(?: the| a| an| for| rs\.?)? ?[$€£₹]?$"
+    r"|(?:(?:^|\s)[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens"
     r"|(?:moins|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
@@ -52,13 +53,14 @@ _DENIED_IN_TEXT = re.compile(
     r"|couldn't) be (?:the )?(?:right|correct|answer|solution|result|true)\b"
     r"|^[$)\]]{0,2}[a-z ]{0,20} (?:is|are|was)(?:(?:n't| not| never) (?:the |a )?(?:right|correct"
     r"|answer|solution|result)\b| (?:definitely |certainly |clearly |simply |just )?(?:the "
-    r"|a )?(?:wrong|incorrect|false|impossible)\b)",
+    r"|a )?(?:wrong|incorrect|false|impossible|too (?:large|small|big|high|low|much|many|few))\b)",
     re.IGNORECASE,
 )
 
 NOT_THAT = re.compile(  # behind such words nothing is concluded: "earlier than Monday"
     r"\b(?:than|ahead of|instead of|after|before|from|since|not|nor|or|and|isn't|except|but|never"
-    r"|neither|cannot be|can't be|unlike)(?: the| a| an)? *$|\b(?:if|whether)\b[^,;]{0,60}$"
+    r"|neither|cannot be|can't be|unlike)(?: the| a| an)? *$"
+    r"|\bnever\b[^,;]{0,20}$|\b(?:if|whether)\b[^,;]{0,60}$"
 )
 _REASON = re.compile(r"(?<=[0-9%])(?:: (?=[a-z])|,? (?:because|since) ).*$", re.DOTALL)
 
