@@ -144,6 +144,7 @@ def correct(completion: str, answer: Any) -> bool:
         if said and said[0].isupper() and len(said) > SHORT and read_quantity(said) is None:
             given = concluded(said) or given  # Answer: Ray takes 54 minutes longer than ...
         if len(truth) <= LIMIT and _true_quantity(truth) is None:
+            given = text if given is None and len(text) <= SHORT else given
             text = text[-TAIL:] if said is None else said
             words = plain(truth).casefold()
             if concludes_with(text, words) or _same_mathematics(concluded_formulas(text), truth):

@@ -187,7 +187,10 @@ _SIGNS = {
     ord(sign): f"{word} " for sign, word in zip("–−×·∞∪∩∈±√∛", _COMMANDS.split(), strict=True)
 }
 _DELIMITER = re.compile(r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?")
-_SIZE = re.compile(r"\\[bB]igg?[lr]?(?![A-Za-z])|(?<=\\\\)\[[0-9.]{1,4} ?(?:pt|em|ex|mm)\]")
+_SIZE = re.compile(
+    r"\\[bB]igg?[lr]?(?![A-Za-z])|\\[,;:!]|(?<=\\\\)\[[0-9.]{1,4} ?(?:pt|em|ex|mm)\]"
+)
+_BRACKETED = re.compile(r"\(([0-9A-F]{1,40})\)(?=_[0-9{])")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 _ROUNDED = re.compile(
@@ -205,6 +208,7 @@ def latex(text: str) -> str:
     """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command, and
     without the rounded value behind it; 3 > x > 1 as 1 < x < 3."""
     text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT_DIGITS)}}}", text)
+    text = _BRACKETED.sub(r"\1", text)
     text = _ROUNDED.sub("", _HEXADECIMAL.sub(r"\1", text.strip())).translate(_SIGNS)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", _SIZE.sub("", text)))
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text.strip(" \n.,;:"))

@@ -36,6 +36,8 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
     if words[0] in ("a", "an") and len(words) > 1 and words[1] in (*_DENOMINATORS, *SCALES):
         words = ["one", *words[1:]]
     words = ["twelve", *words[2:]] if words[:2] == ["a", "dozen"] else words
+    if words[1:2] == ["dozen"] and words[0] in _WORDS:
+        return 12 * Fraction(_WORDS[words[0]]), " ".join(words[2:3])
     words = ["one", *words] if words[0] == "half" else words
     if words[0] not in _WORDS:
         return None

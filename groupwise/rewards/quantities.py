@@ -129,7 +129,7 @@ _BEHIND = re.compile(
 )
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _NEGATIVE = re.compile(
-    r"\bnegative $|(?:\b(?:is|are|was|were|be|to|equals|at)|[=:]) minus $", re.IGNORECASE
+    r"\bnegative $|(?:^|\b(?:is|are|was|were|be|to|equals|at) |[=:] )minus $", re.IGNORECASE
 )
 _LEFT_TO_DO = re.compile(r"[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?$")  # 6 × 7 is no 7
 _NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
@@ -277,7 +277,7 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
     """Equal numbers, exactly. 50% equals 50 and 0.5, which do not equal each other."""
     if a.percent != b.percent:
         percent, other = (a, b) if a.percent else (b, a)
-        return other.value in (percent.value, percent.value / 100)
+        return other.unit is None and other.value in (percent.value, percent.value / 100)
     if a.unit and b.unit:
         (dimension_a, factor_a), (dimension_b, factor_b) = _unit(a.unit), _unit(b.unit)
         return dimension_a == dimension_b and a.value * factor_a == b.value * factor_b

@@ -39,7 +39,8 @@ _BOUND = (
     r"|every [a-z]{1,15}) but|never|between [0-9.,]{1,20} and|[0-9] or)"
     r"(?: the| a| an| for| rs\.?)? ?[$€£₹]?$"
     r"|(?:(?:^|\s)[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$|\b(?:(?:mehr|weniger) als|mindestens|höchstens"
-    r"|(?:moins|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos) ?$"
+    r"|(?:moins|plus) de|au (?:moins|plus)|(?:menos|más) de|al menos"
+    r"|no es|non è|não é|n'est pas|ist nicht) ?$"
 )
 _BOUND_BEFORE = re.compile(rf"{_BOUND}|\b(?:never|not|cannot|[a-z]+n't)\b", re.IGNORECASE)
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
