@@ -42,7 +42,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # none if frozen
         return product(x, weight)
 
     @staticmethod

@@ -74,6 +74,18 @@ def test_gradients_are_those_of_the_quantized_product() -> None:
     assert gap(layer.bias.grad, rows.double().sum(0)) < ROUNDING
 
 
+def test_frozen_weights_keep_no_inputs() -> None:
+    layer = nn.Linear(128, 96, dtype=torch.bfloat16).requires_grad_(False)
+    layer.__class__ = Fp8Linear
+    x = random(37, 128).requires_grad_()
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        out = layer(x)
+    assert [tensor.shape for tensor in kept] == [layer.weight.shape]
+    out.sum().backward()
+    assert x.grad is not None and layer.weight.grad is None
+
+
 def test_only_large_linear_layers_of_decoder_layers_change_and_only_for_a_while() -> None:
     model = random_model(intermediate_size=96)
     add_adapter(model, AdapterSettings(rank=64, targets="all-linear"), torch.float32, 0)
