@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
 from groupwise.rewards.notation import LIMIT, prose_characters, reply
-from groupwise.rewards.prose import concluded, without_checks, without_hypotheses
+from groupwise.rewards.prose import (
+    concluded,
+    with_ratio_sign,
+    without_checks,
+    without_hypotheses,
+)
 from groupwise.rewards.quantities import read_quantity
 from groupwise.rewards.statements import NOT_THAT, denied, stated, without_afterthought
 
@@ -101,7 +106,6 @@ _DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a r
 _BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _ALTOGETHER = re.compile(r",? (?:overall|in all|altogether|in total)\W{0,3}$")
-_TO = re.compile(r"\b([0-9]{1,6}) to ([0-9]{1,6})(?=\W{0,3}$)")
 _NONE = re.compile(
     r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
     r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
@@ -183,7 +187,7 @@ def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> st
     """The option whose words or number a text without a letter ends on."""
     sentence = prose_characters(_last_sentence(tail.strip()[-LIMIT:].casefold()))
     sentence = without_afterthought(_BECAUSE.sub("", sentence))
-    sentence = _TO.sub(r"\1:\2", _ALTOGETHER.sub("", sentence))
+    sentence = with_ratio_sign(_ALTOGETHER.sub("", sentence))
     if (last := _ending(sentence, options)) is not None:
         return last
     in_words = _mentioned(sentence, options)

@@ -43,11 +43,12 @@ _SPACING = re.compile(
     r"\\(?:[,;:> ]|(?:q?quad|displaystyle|left|right|[bB]igg?[lr]?|bf|rm|it|therefore)\b"
     r"|(?:text)?color\{\w*\})|~|\\\\\s*$|</?(?:b|i|u|p|em|strong|span|code)>"
 )
+_HEXADECIMAL = re.compile(r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}")
 _NAMED = (
     (re.compile(r"\\[()\[\]!]"), ""),
     (re.compile(r"\\%"), "%"),
     (re.compile(r"(?<=[0-9])/-(?![0-9])"), ""),  # Rs. 350/-
-    (_HEXADECIMAL := re.compile(r"(?<=[0-9A-F])\\(?:text|mathrm)\{([A-F]{1,8})\}"), r"\1"),
+    (_HEXADECIMAL, r"\1"),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\^ ?(?:\\circ\b|\{ ?\\circ ?\})|\\degree\b"), "°"),
     (re.compile(r"\\times(?![A-Za-z])"), "×"),

@@ -197,7 +197,7 @@ def concluded(text: str) -> str | None:
         return both
     for sentence in map(_without_clause, reversed(sentences)):
         if "ratio" in text:
-            sentence = _RATIO_IN_WORDS.sub(r"\1:\2", sentence)
+            sentence = with_ratio_sign(sentence)
         said = _IS_IN_WORDS.search(sentence)
         spoken = said[1] if said else "" if _DIGIT.search(sentence) else sentence
         spelled = spelled_number(spoken)
@@ -216,7 +216,7 @@ def _concluding(text: str) -> list[str]:
     text = _ASIDE.sub("", _ABBREVIATED.sub(r"\1\2\3", text))
     text = without_remarks(text)
     text = text[: end.end()] if (end := _EXPLAINED.search(text)) else text
-    sentences = [match[0] for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
+    sentences = [match[0] for match in _sentences(text)]
     sentences = [text for text in sentences if not text.rstrip("\"')]*_ ").endswith("?")]
     while len(sentences) > 1 and _is_check(sentences[-1]):
         sentences.pop()
@@ -238,10 +238,19 @@ def without_remarks(text: str) -> str:
 def without_checks(text: str) -> str:
     """Nor those that check, compare or refer to something."""
     text = without_remarks(text)
-    sentences = [match.span() for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
-    while len(sentences) > 1 and _is_check(text[slice(*sentences[-1])]):
-        text = text[: sentences.pop()[0]]
+    sentences = _sentences(text)
+    while len(sentences) > 1 and _is_check(sentences[-1][0]):
+        text = text[: sentences.pop().start()]
     return text
+
+
+def with_ratio_sign(sentence: str) -> str:
+    """with_ratio_sign("as 4 to 5.") is "as 4:5.", at the end alone."""
+    return _RATIO_IN_WORDS.sub(r"\1:\2", sentence)
+
+
+def _sentences(text: str) -> list[re.Match[str]]:
+    return [match for match in _SENTENCE.finditer(text) if _WORD.search(match[0])]
 
 
 def _is_check(sentence: str) -> bool:

@@ -162,7 +162,7 @@ class Optimizer:
 
     @torch.no_grad()
     def end_training_step(self, done: int, model: nn.Module) -> None:
-        if done > self.total_steps - averaged_steps(self.settings, self.total_steps):
+        if done > self.total_steps - math.floor(in_steps(self.settings.average, self.total_steps)):
             self._average(done)
         if self.sharded:
             copy_weights(model, self.full_weights())
@@ -323,14 +323,14 @@ def _adamw_8bit(groups: Groups, settings: OptimizerSettings) -> Any:
     return AdamW8bit([group for group in groups if group["params"]], **shared)
 
 
-def averaged_steps(settings: OptimizerSettings, total: int) -> int:
-    """Last steps whose weights are averaged."""
-    return math.floor(settings.average if settings.average >= 1 else settings.average * total)
+def in_steps(setting: float, total: int) -> float:
+    """What is given as a number of steps or, below 1, as a share of all."""
+    return setting if setting >= 1 else setting * total
 
 
 def learning_rate(settings: OptimizerSettings, step: int, total: int) -> float:
     """The rate for step 0, 1, ...: linear warm-up, then constant, linear or cosine down to 0."""
-    warmup = settings.warmup if settings.warmup >= 1 else settings.warmup * total
+    warmup = in_steps(settings.warmup, total)
     if step < warmup:
         return settings.lr * (step + 1) / (math.floor(warmup) + 1)
     share = min((step - warmup) / max(total - warmup, 1), 1.0)
