@@ -164,6 +164,8 @@ class Optimizer:
     def end_training_step(self, done: int, model: nn.Module) -> None:
         if done > self.total_steps - math.floor(in_steps(self.settings.average, self.total_steps)):
             self._average(done)
+        else:  # what a run that was to end earlier had begun
+            self.means, self.averaged = {}, 0
         if self.sharded:
             copy_weights(model, self.full_weights())
 

@@ -149,3 +149,23 @@ def test_without_averaging_no_second_copy_is_kept() -> None:
     for done in (1, 2):
         optimizer.end_training_step(done, layer)
         assert not optimizer.means and not any("mean" in name for name in optimizer.state())
+
+
+def test_a_run_that_is_made_longer_forgets_the_mean_it_had_begun() -> None:
+    layer = nn.Linear(2, 1)
+    settings = OptimizerSettings(average=3)
+    short = Optimizer(layer, settings, 6)
+    for done in range(1, 6):
+        short.end_training_step(done, layer)
+    assert short.means and short.averaged == 2
+
+    longer = Optimizer(layer, settings, 10)
+    longer.load(short.state())
+    seen: list[torch.Tensor] = []
+    for done in range(6, 11):
+        with torch.no_grad():
+            layer.weight.fill_(float(done))
+        longer.end_training_step(done, layer)
+        seen.append(layer.weight.clone())
+        assert ("averaged" in longer.state()) == (done in (8, 9))
+    assert torch.equal(seen[-1], torch.full_like(layer.weight, 9.0)), "of 8, 9 and 10"
