@@ -79,8 +79,8 @@ _TABLE = """
     morning 1 am
     afternoon 1 pm
     speed 1 m/s
-    speed 1000/3600 km/h kmh kph kmph
-    speed 1609.344/3600 mph mi/h
+    speed 1000/3600 km/h km/hr kmh kph kmph
+    speed 1609.344/3600 mph mi/h mi/hr
     angle 1 ° degree degrees deg
     radian 1 rad radian radians
     celsius 1 °c celsius
@@ -321,7 +321,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     percent = after.startswith(("%", "percent", "per cent"))
     measure = words[0].lower() if words and not _RATE.search(after) else ""
     if (speed := _SPEED.match(after)) is not None:
-        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower().replace("hr", "h")
+        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower()
     measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
     unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
     return Quantity(value, percent, None if percent else unit)
