@@ -4,8 +4,8 @@
 
 Attention: the keys and values of one layer of Qwen2.5-0.5B, -1.5B and -3B, rows of random lengths,
 pages in random order. Sampling: logits over 151,936 tokens. Layers: all of a model's, with few rows
-by our own products and by the matrix library's. Each is a CUDA graph that goes through more data
-than the cache holds; the median of some replays counts.
+by our own products, by the matrix library's, and in 8 bits. Each is a CUDA graph that goes through
+more data than the cache holds; the median of some replays counts.
 """
 
 import random
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from groupwise.rollout.native import decode_kernel, fused_layers_cuda, linear_kernel
+from groupwise.rollout.native import decode_kernel, fp8_layers_cuda, fused_layers_cuda
 from groupwise.rollout.native.decode_kernel import decode_attention
-from groupwise.rollout.native.llama_layer import layer_weights
+from groupwise.rollout.native.llama_layer import RunLayers, layer_weights
 from groupwise.rollout.noise import key_tensor
 from groupwise.rollout.sampling import sample_tokens
 from groupwise.types import Sampling
@@ -110,11 +110,15 @@ class Layers:
             config = SHAPES[shape]()
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         self.layers = [layer_weights(layer, least_rank=16) for layer in model.model.layers]
+        self.in_fp8 = [layer.in_fp8() for layer in self.layers]
         self.last_norm, self.hidden_size = model.model.norm.weight, config.hidden_size
         self.bytes = sum(p.nbytes for p in model.model.layers.parameters())
 
-    def measure(self, rows: int, kv_lens: list[int], few_rows: int) -> tuple[float, float]:
-        """Microseconds, and bytes of weights, keys and values; up to `few_rows` rows ours."""
+    def measure(
+        self, rows: int, kv_lens: list[int], run: RunLayers, *, fp8: bool = False
+    ) -> tuple[float, float]:
+        """Microseconds, and bytes of weights, keys and values."""
+        layers = self.in_fp8 if fp8 else self.layers
         first = self.layers[0]
         heads, kv_heads, size = first.heads, first.kv_heads, first.head_size
         width = max(kv_lens) // PAGE + 1
@@ -134,14 +138,9 @@ class Layers:
             )  # fmt: skip
             return out.reshape(rows, -1)
 
-        kept, linear_kernel.FEW_ROWS = linear_kernel.FEW_ROWS, few_rows
-        try:
-            took = microseconds(
-                lambda: fused_layers_cuda.run_layers(self.layers, self.last_norm, hidden, attended)
-            )
-        finally:
-            linear_kernel.FEW_ROWS = kept
-        return took, self.bytes + sum(kv_lens) * len(self.layers) * 2 * kv_heads * size * 2
+        took = microseconds(lambda: run(layers, self.last_norm, hidden, attended))
+        weights = self.bytes / 2 if fp8 else self.bytes
+        return took, weights + sum(kv_lens) * len(self.layers) * 2 * kv_heads * size * 2
 
 
 def random_tensor(*shape: int) -> Tensor:
@@ -167,11 +166,16 @@ def main() -> None:
         print(line(f"sampling {rows} rows", *sampling(rows), peak))
     for shape in ("shape:0.5b", "shape:1.5b", "shape:3b", "shape:8b"):
         layers = Layers(shape)
-        for rows in (16, 32, 64, 128):
+        for rows in (16, 32, 64, 128, 256):
             kv_lens = [rng.randint(200, 600) for _ in range(rows)]
-            for products, few_rows in (("our", rows), ("the library's", 0)):
-                what = f"layers of {shape}, {rows} rows, {products} products"
-                print(line(what, *layers.measure(rows, kv_lens, few_rows), peak))
+            ours, library = fused_layers_cuda.run_few_rows, fused_layers_cuda.run_many_rows
+            ways = {
+                "our products": layers.measure(rows, kv_lens, ours),
+                "the library's": layers.measure(rows, kv_lens, library),
+                "8 bits": layers.measure(rows, kv_lens, fp8_layers_cuda.run_layers, fp8=True),
+            }
+            for way, measured in ways.items():
+                print(line(f"layers of {shape}, {rows} rows, {way}", *measured, peak), flush=True)
 
 
 def line(what: str, took: float, read: float, peak: float) -> str:

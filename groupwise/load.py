@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from groupwise.config import Config, RewardSettings
+from groupwise.describe import describe_place
 from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import EnvironmentFactory
 from groupwise.environments.catalog import check_turn_rewards, find_environment, make_episodes
@@ -16,7 +17,6 @@ from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, ModelError, shortened
 from groupwise.extensions import is_marked, load_object, marking
 from groupwise.policy.compiled import compiles_sampling
-from groupwise.policy.footprint import footprint
 from groupwise.policy.fp8 import check_fp8
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy, load_policy, pick_device, pick_dtype, policy_of
@@ -73,6 +73,7 @@ ENGINES: dict[str, EngineKind] = {
             config.engine.max_batch,
             compiles_sampling(policy.device, config),
             graphs=not policy.int8,
+            fp8=config.samples_in_fp8,
         )
     ),
     "transformers": EngineKind(
@@ -183,7 +184,8 @@ def load_parts(
     `training`: for a run, which samples where and when the recipe says. Of its ranks (`world`)
     each samples its share in its own process; engines elsewhere are rank 0's, for all.
     """
-    config = config.model_copy(update={"algorithm": config.algorithm.loaded()})
+    fp8 = config.fp8 if training else "none"  # a finished model answers with its own weights
+    config = config.model_copy(update={"algorithm": config.algorithm.loaded(), "fp8": fp8})
     task = task or build_task(config.task)
     check_turn_rewards(config, world.size)
     environment = environment or find_environment(config.environment)
@@ -199,7 +201,7 @@ def load_parts(
     copied = given.copied() if given is not None and beside and here else None
     at = torch.device("cpu") if in_parts else None
     policy = policy or load_config_policy(config, weights, at, given=given)
-    if training and config.fp8 == "training":
+    if config.trains_in_fp8:
         check_fp8(policy, pick_device(config.device))
     episodes = _episodes(environment, config, policy, scorer)
     problems = _fitting_problems(config, task, policy)
@@ -209,7 +211,9 @@ def load_parts(
         made = Parts(config, policy, task, nobody, scorer, judge, problems, samples=False)
         return replace(made, waiting=world, episodes=episodes, given=given)
     sampler = (engine or (make_engine if here else _make_engine_elsewhere))(own, config)
-    thread = EngineThread(sampler) if beside else None
+    # vLLM has streams of its own.
+    stream_on = own.device if here and config.engine.kind != "vllm" else None
+    thread = EngineThread(sampler, stream_on) if beside else None
     made = Parts(config, policy, task, thread or sampler, scorer, judge, problems, thread)
     made = replace(made, episodes=episodes, given=given)
     return replace(made, world=world.on_spare_group()) if here else replace(made, waiting=world)
@@ -270,10 +274,10 @@ def make_engine(policy: Policy, config: Config) -> Engine:
     kind = config.engine.kind
     reason = native_engine_problem(policy) if kind in ("auto", "native") else None
     if reason is not None:
-        if kind == "native":
+        if kind == "native" or config.samples_in_fp8:
             raise ModelError(
                 f"engine.kind=native cannot serve {config.model}: {reason}. With engine.kind=auto "
-                "or transformers it is sampled by transformers' generate, which is slower"
+                "or transformers, and without fp8, transformers' generate samples, more slowly"
             )
         log.warning("sampling with transformers' generate, which is slower: %s", reason)
         kind = "transformers"
@@ -301,7 +305,7 @@ def worker_engine(policy: Policy, run: RunSettings, *, trust_code: bool) -> Engi
         )
     if ":" in kind and not is_marked(load_object(kind, what="engine.kind"), "engine"):
         raise ConfigError(f"engine.kind={kind} is not marked as an engine: {marking('engine')}")
-    return make_engine(policy, Config(engine=run.engine, compile=run.compile))
+    return make_engine(policy, Config(engine=run.engine, compile=run.compile, fp8=run.fp8))
 
 
 def load_config_policy(
@@ -323,8 +327,7 @@ def load_config_policy(
     }
     if given is not None and (weights is None or config.adapter is not None):
         return policy_of(given, device, None if config.precision == "auto" else dtype, **shared)
-    quantization = config.quantization
-    return load_policy(config.model, device, dtype, quantization=quantization, **shared)
+    return load_policy(config.model, device, dtype, quantization=config.quantization, **shared)
 
 
 def make_reference(
@@ -366,35 +369,3 @@ def find_rewards(config: Config, task: Task) -> list[Reward]:
         return Reward(name, learned_reward(name, options, pick_device(config.device)), weight)
 
     return [reward_of(setting) for setting in config.rewards]
-
-
-def describe(config: Config, policy: Policy) -> str:
-    """The choices that `auto` made, and what they cost in memory: two lines that fit a terminal."""
-    cost = footprint(policy.model, config.optimizer)
-    dtype = str(policy.model.dtype).removeprefix("torch.")
-    quantized = getattr(policy.model, "is_quantized", False)
-    held = f"{config.quantization} and {dtype}" if quantized else dtype
-    count = torch.get_num_threads()
-    threads = f" ({count} thread{'s' * (count > 1)})" if policy.device.type == "cpu" else ""
-    return (
-        f"{config.model}: {cost.parameters / 1e6:.1f} M parameters, {held} on "
-        f"{policy.device.type}{threads}, {policy.layout.replace('_', '-')} batches\n{cost}"
-    )
-
-
-def describe_place(config: Config) -> str:
-    """What samples where, how old its weights may be, and what corrects for that."""
-    place, how = config.place, config.algorithm.mismatch
-    named = {"here": "in the trainer's process"}.get(place.kind, "")
-    if place.kind == "processes":
-        named = f"in {place.count} processes of this machine"
-    if place.kind == "servers":
-        named = f"at {', '.join(place.urls)}"
-    staleness = config.timing.max_staleness
-    if not staleness:
-        return f"{config.engine.kind} {named}; answers are by the present weights"
-    fixed = f"corrected for by algorithm.mismatch={how}" if how != "none" else "NOT corrected for"
-    return (
-        f"{config.engine.kind} {named}; answers are by weights up to {staleness} updates old, "
-        f"{fixed}"
-    )

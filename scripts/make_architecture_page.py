@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "training": "a GRPO step, the loop around it, optimizer, checkpoints, several processes",
         "evaluate": "greedy accuracy, pass@k, maj@k, format",
         "load": "from a config to the parts of a run; the one place that maps names to code",
+        "describe": "what a run computes with and where, in words",
     },
     "Answers": {
         "environments": "tools and games: an answer as a conversation, token exact, over an engine",

@@ -11,9 +11,10 @@ from groupwise.check.profile import Profile, make_profile
 from groupwise.check.trial import make_trial, small_parts
 from groupwise.check.verdicts import Verdict, verdicts
 from groupwise.config import Config
+from groupwise.describe import describe, describe_place
 from groupwise.environments.groups import Episodes
 from groupwise.errors import ConfigError, ModelError
-from groupwise.load import Parts, describe, describe_place, load_parts
+from groupwise.load import Parts, load_parts
 from groupwise.recipe import config_text
 from groupwise.tracking.console import console, printable
 from groupwise.training.api import check_plan

@@ -34,6 +34,7 @@ from groupwise.extensions import Code, one_of
 from groupwise.objective.objective import Objective
 from groupwise.types import Sampling
 
+Fp8 = Literal["none", "sampling", "training", "all"]
 OWN_REWARDS = ("reasoning_gym", "verifiers")
 """Kinds of environments that judge by themselves."""
 
@@ -239,8 +240,8 @@ class Config(Settings):
     """Empty torch's CUDA cache after each step: less fragmentation, slower."""
     compile: Literal["auto", "all", "sampling", "none"] = "auto"
     """torch.compile. auto: sampling, from 100 steps on all; on a CPU nothing."""
-    fp8: Literal["none", "training"] = "none"
-    """Linear layers in 8-bit floating point while the model is trained (Hopper and newer)."""
+    fp8: Fp8 = "none"
+    """Linear layers in 8-bit floating point where the model samples, trains, or both (Hopper)."""
     task: AnyTask = ArithmeticTask()
     """Where problems come from."""
     rewards: tuple[RewardSettings, ...] = (
@@ -285,6 +286,14 @@ class Config(Settings):
     @property
     def compiles_training(self) -> bool:
         return self.compile == "all" or (self.compile == "auto" and self.steps >= 100)
+
+    @property
+    def trains_in_fp8(self) -> bool:
+        return self.fp8 in ("training", "all")
+
+    @property
+    def samples_in_fp8(self) -> bool:
+        return self.fp8 in ("sampling", "all")
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -343,6 +352,15 @@ class Config(Settings):
     def _vllm_is_told_what_it_can_follow(self) -> "Config":
         if self.engine.kind == "vllm":
             check_vllm_place(self.engine, self.place)
+        return self
+
+    @model_validator(mode="after")
+    def _the_native_engine_has_fp8(self) -> "Config":
+        if self.samples_in_fp8 and self.engine.kind not in ("auto", "native"):
+            raise ValueError(
+                f"fp8={self.fp8} is for the native engine: take fp8=training, or leave "
+                f"engine.kind={self.engine.kind} out"
+            )
         return self
 
     @model_validator(mode="after")

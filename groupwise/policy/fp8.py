@@ -32,29 +32,49 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x.float() / scales).to(FP8), scales
 
 
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T of (rows, inputs) and (outputs, inputs) in 8 bits, rounded to bf16."""
-    (a, a_scales), (b, b_scales) = quantized(x), quantized(weight)
+@torch.library.custom_op("groupwise::scaled_product", mutates_args=())
+def scaled_product(
+    x: Tensor, weight: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor
+) -> Tensor:
+    """a @ b.T of rows in 8 bits, times their scales: about x @ weight.T, whose gradient it has.
+
+    An operator of its own, as the compiler would stop at torch's function, and what quantizes
+    would not be compiled.
+    """
     by_row = ScalingType.RowWise
     return scaled_mm(a, b.t(), a_scales, by_row, b_scales.t(), by_row, output_dtype=torch.bfloat16)
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # none if frozen
-        return product(x, weight)
+@scaled_product.register_fake
+def _(x: Tensor, weight: Tensor, a: Tensor, a_scales: Tensor, b: Tensor, b_scales: Tensor):
+    return a.new_empty(len(a), len(b), dtype=torch.bfloat16)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
-        grad_x = product(grad, weight.t().contiguous()) if ctx.needs_input_grad[0] else None
-        return grad_x, grad.t() @ x if ctx.needs_input_grad[1] else None
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T of (rows, inputs) and (outputs, inputs) in 8 bits, rounded to bf16."""
+    with torch.no_grad():
+        rows = (*quantized(x), *quantized(weight))
+    return torch.ops.groupwise.scaled_product(x, weight, *rows)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    x, weight, *_ = inputs
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # none if frozen
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    grad_x = product(grad, weight.t().contiguous()) if ctx.needs_input_grad[0] else None
+    grad_weight = grad.t() @ x if ctx.needs_input_grad[1] else None
+    return grad_x, grad_weight, None, None, None, None
+
+
+scaled_product.register_autograd(_gradient, setup_context=_keep)
 
 
 class Fp8Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
-        out = _Product.apply(input.reshape(-1, self.in_features), self.weight)
+        out = product(input.reshape(-1, self.in_features), self.weight)
         out = out if self.bias is None else out + self.bias
         return out.view(*input.shape[:-1], self.out_features)
 
@@ -85,16 +105,14 @@ def _sizes(linear: nn.Linear) -> tuple[int, int]:
 def check_fp8(policy: Policy, device: torch.device) -> None:
     """An error that says why the policy's layers cannot be computed in 8 bits on a device."""
     if policy.model.dtype != torch.bfloat16:
-        raise ConfigError("fp8=training rounds from bf16: set precision=bf16")
+        raise ConfigError("fp8 rounds from bf16: set precision=bf16")
     if not _linears(policy.model):
-        raise ConfigError("fp8=training: this model has no linear layers that it could compute")
+        raise ConfigError("fp8: this model has no linear layers that it could compute")
     x = torch.eye(FEWEST, device=device, dtype=torch.bfloat16)
     try:
         right = torch.equal(product(x, x), x)
     except Exception as error:  # whatever a library without such products raises
         reason = str(error).split("\n")[0]
-        raise ConfigError(
-            f"fp8=training needs a GPU of the Hopper generation or newer: {reason}"
-        ) from error
+        raise ConfigError(f"fp8 needs a GPU of the Hopper generation or newer: {reason}") from error
     if not right:
-        raise ConfigError(f"fp8=training: products in 8 bits are wrong on this {device.type}")
+        raise ConfigError(f"fp8: products in 8 bits are wrong on this {device.type}")

@@ -29,4 +29,4 @@ PLAIN = TrainingLayers()
 
 
 def training_layers(device: torch.device, config: Config) -> TrainingLayers:
-    return TrainingLayers(compiles_training(device, config), config.fp8 == "training")
+    return TrainingLayers(compiles_training(device, config), config.trains_in_fp8)

@@ -126,6 +126,7 @@ class WorkersEngine(RemoteEngine[WorkerClient, WorkerState]):
             adapter=config.adapter,
             engine=config.engine,
             compile=config.compile,
+            fp8=config.fp8,
         )
         self.published = PublishedWeights()
         self._waiting: dict[Sampling, list[Waiting]] = {}

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from groupwise.config import AdapterSettings
 from groupwise.config.base import Settings
 from groupwise.config.engine import AnyEngine
+from groupwise.config.run import Fp8
 from groupwise.remote.payload import (
     MAX_HEADER_BYTES,
     BadPayload,
@@ -43,6 +44,7 @@ class RunSettings(Settings):
     adapter: AdapterSettings | None
     engine: AnyEngine
     compile: Literal["auto", "all", "sampling", "none"]
+    fp8: Fp8 = "none"
 
 
 class _Sampling(BaseModel, strict=True, extra="forbid", allow_inf_nan=False):

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from groupwise.config import Config
+from groupwise.describe import describe
 from groupwise.diagnose import Finding, diagnose_outcome
 from groupwise.distributed.join import joined
 from groupwise.distributed.world import ALONE, World
@@ -18,7 +19,7 @@ from groupwise.environments.base import EnvironmentFactory
 from groupwise.errors import ConfigError
 from groupwise.evaluate import evaluate
 from groupwise.extensions import load_object
-from groupwise.load import MakeEngine, Parts, describe, load_parts, make_reference
+from groupwise.load import MakeEngine, Parts, load_parts, make_reference
 from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.in_memory import ModelInMemory

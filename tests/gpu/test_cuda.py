@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from engines import generate
 from groupwise.policy.compiled import _uncompilable
 from groupwise.policy.load import Policy, make_policy
+from groupwise.policy.weights import trained_weights
 from groupwise.recipe import parse
+from groupwise.rollout.engine_thread import EngineThread
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
 from groupwise.types import Request, Sampling
@@ -77,3 +79,32 @@ def test_weights_that_move_in_memory_are_followed() -> None:
     expected = generate(TransformersEngine(policy, 16), REQUESTS, greedy)
     found = generate(engine, REQUESTS, greedy)
     assert [[a.tokens for a in g] for g in found] == [[a.tokens for a in g] for g in expected]
+
+
+@torch.no_grad()
+def test_a_thread_samples_beside_other_work_from_weights_that_are_complete() -> None:
+    """Its stream waits for the kernels that compute new weights, and these may be freed then."""
+    policy, other = (cuda_policy("qwen2", torch.float32) for _ in range(2))
+    greedy = Sampling(max_tokens=12, temperature=0.0)
+    engine = EngineThread(NativeEngine(policy, 16, compile_layers=True), policy.device)
+    work = torch.randn(8192, 8192, device="cuda")
+    try:
+        generate(engine, REQUESTS, greedy)
+        for version in range(1, 4):
+            for _ in range(20):  # some 100 ms, after which alone the weights are there
+                busy = work @ work
+                for parameter in other.model.parameters():
+                    parameter.mul_(1.01 + 0 * busy[0, 0])
+            weights = {name: weight.clone() for name, weight in trained_weights(other).items()}
+            engine.load_weights(version, weights.items())
+            sizes = [weight.shape for weight in weights.values()]
+            del weights
+            for size in sizes:  # in the memory that has become free
+                torch.randn(size, device="cuda")
+            expected = generate(TransformersEngine(other, 16), REQUESTS, greedy)
+            found = generate(engine, REQUESTS, greedy)
+            assert [[a.tokens for a in g] for g in found] == [
+                [a.tokens for a in g] for g in expected
+            ]
+    finally:
+        engine.close()

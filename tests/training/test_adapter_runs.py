@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from groupwise.cli.main import app
+from groupwise.describe import describe
 from groupwise.errors import ConfigError
-from groupwise.load import describe, load_config_policy, load_parts
+from groupwise.load import load_config_policy, load_parts
 from groupwise.recipe import parse, read_yaml
 from groupwise.tracking.run import read_metrics
 from groupwise.training.api import start_state, train

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fake_workers import FakeWorkers
 from groupwise.config import Ahead
+from groupwise.describe import describe_place
 from groupwise.errors import ConfigError, Interrupted, ModelError
-from groupwise.load import describe_place
 from groupwise.policy.weights import trained_weights
 from groupwise.recipe import parse
 from groupwise.rollout.engine_thread import EngineThread

@@ -54,6 +54,8 @@ class Job:
     """A pass for the log-probs before the first update."""
     engine: Literal["native", "transformers", "vllm", "elsewhere"] = "native"
     max_batch: int = 256
+    samples_in_fp8: bool = False
+    """The native engine holds a copy of the layers' weights in 8 bits."""
     engine_share: float = 0.0
     """vllm, in process: share of the GPU's memory that it takes while it samples."""
     engine_sleeps: bool = True
@@ -187,6 +189,7 @@ def job_of(config: Config, *, on_gpu: bool = True, world: int = 1) -> Job:
         old_logprobs=config.needs_old_logprobs,
         engine=_engine(config),
         max_batch=config.engine.max_batch,
+        samples_in_fp8=config.samples_in_fp8,
         engine_share=vllm.memory_share if vllm else 0.0,
         engine_sleeps=vllm is not None and vllm.sleep,
         sharding="none" if world == 1 else split.kind.replace("none", "ddp"),

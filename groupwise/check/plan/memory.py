@@ -115,6 +115,7 @@ def held_bytes(shape: Shape, job: Job) -> Held:
     count, weights = trained(shape, job), weights_bytes(shape, job)
     split = job.world if job.sharding in SHARDS_OPTIMIZER else 1
     whole = job.sharding not in SHARDS_WEIGHTS or job.world == 1
+    in_fp8 = job.samples_in_fp8 and job.engine == "native"
     masters = (
         MASTER_BYTES * count if job.precision != "fp32" or job.offload_optimizer or not whole else 0
     )
@@ -129,6 +130,7 @@ def held_bytes(shape: Shape, job: Job) -> Held:
     offloaded = optimizer + gradients if job.offload_optimizer else 0.0
     parts: dict[str, float] = {
         "weights": weights if job.whole_copy else 0.0,
+        "weights in 8 bits": float(shape.layers * shape.linear_layer) if in_fp8 else 0.0,
         "weight shards": 0.0 if job.offload_weights else shards,
         "masters": 0.0 if job.offload_optimizer else masters / split,
         "moments": 0.0 if job.offload_optimizer else moments / split,

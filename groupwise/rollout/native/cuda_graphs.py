@@ -97,9 +97,11 @@ class LaunchedSteps:
 
 
 class DecodeGraphs:
-    def __init__(self, policy: Policy, max_batch: int, compile_layers: bool) -> None:
+    def __init__(
+        self, policy: Policy, max_batch: int, compile_layers: bool, *, fp8: bool = False
+    ) -> None:
         self.policy, self.max_batch = policy, max_batch
-        self.compile_layers = compile_layers
+        self.compile_layers, self.fp8 = compile_layers, fp8
         self.layers: FusedLayers | CompiledDecodeLayers | None = None
         self._tried = False
         """Whether it was tried to have the layers run by our kernels."""
@@ -260,7 +262,8 @@ class DecodeGraphs:
     def fused(self) -> FusedLayers | None:
         """The model's layers by our kernels, where it is of their kind."""
         if not self._tried:
-            self.layers = fused_layers(self.policy) if self.compile_layers else None
+            wanted = self.compile_layers or self.fp8
+            self.layers = fused_layers(self.policy, fp8=self.fp8) if wanted else None
             self.weights, self._tried = weight_addresses(self.policy), True
         return self.layers if isinstance(self.layers, FusedLayers) else None
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from groupwise.compat.torch_modules import changes_in_place
+from groupwise.errors import ConfigError
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
 from groupwise.policy.weights import copy_into, trained_weights
@@ -44,10 +45,12 @@ class NativeEngine(StreamingEngine):
         compile_layers: bool = False,
         graphs: bool = True,
         *,
+        fp8: bool = False,
         page: int | None = None,
         max_pages: int | None = None,
     ) -> None:
-        """`page` tokens to a page, and at most `max_pages`: as the device suggests if None."""
+        """`page` tokens to a page, and at most `max_pages`: as the device suggests if None. `fp8`:
+        decode steps of few answers read weights in 8 bits, or an error says why they cannot."""
         self.policy, self.max_batch = policy, max_batch
         self.page = page or PAGE["cpu" if policy.device.type == "cpu" else "cuda"]
         self.max_pages = max_pages
@@ -59,7 +62,9 @@ class NativeEngine(StreamingEngine):
         self.compiled = compile_layers and policy.device.type == "cpu"
         """Whether the layers that run without graphs are compiled."""
         if graphs and policy.device.type == "cuda":
-            self.graphs = DecodeGraphs(policy, max_batch, compile_layers)
+            self.graphs = DecodeGraphs(policy, max_batch, compile_layers, fp8=fp8)
+        if fp8 and (self.graphs is None or self.graphs.fused is None):
+            raise ConfigError("fp8 samples on a GPU alone: leave fp8 out")
         self._step_task: asyncio.Task[None] | None = None
         self._weights: tuple[tuple[int, int], ...] = ()
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from groupwise.compat.torch_modules import replaced_forwards
+from groupwise.errors import ConfigError
 from groupwise.policy.attention import AttentionOptions, use_attention
 from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.policy import Policy
@@ -65,14 +66,22 @@ class LayerKernels:
     """The ranks of adapters are filled up to a power of two that is no smaller; 1: to none."""
 
 
+NO_FP8 = "fp8: this model's layers cannot sample in 8 bits here"
+FP8_TOLERANCE = 0.3
+"""How far from the model's own layers those with weights in 8 bits may be."""
+
+
 class FusedLayers:
-    def __init__(self, policy: Policy, kernels: LayerKernels) -> None:
+    def __init__(self, policy: Policy, kernels: LayerKernels, *, fp8: bool = False) -> None:
         self.kernels = kernels
         self.modules = decoder_layers(policy.model) or []
         self.final_norm: Any = getattr(policy.model.base_model, "norm", None)
         least_rank = kernels.least_rank
         self.layers = [layer_weights(module, least_rank=least_rank) for module in self.modules]
-        self.options = self._tried(policy)
+        self.options = self._tried(policy, kernels.tolerance)
+        if fp8:
+            self.layers = [layer.in_fp8() for layer in self.layers]
+            self._tried(policy, FP8_TOLERANCE)
         self.policy, self.addresses = policy, weight_addresses(policy)
 
     @property
@@ -121,7 +130,7 @@ class FusedLayers:
         return attend(n, q, k, v, rotary).reshape(len(qkv), -1)
 
     @torch.no_grad()
-    def _tried(self, policy: Policy) -> list[AttentionOptions]:
+    def _tried(self, policy: Policy, tolerance: float) -> list[AttentionOptions]:
         """What each layer asks of its attention; an error if our layers give something else."""
         asked: list[AttentionOptions] = []
 
@@ -149,7 +158,7 @@ class FusedLayers:
                 expected = run().float()
             with self._replaced(attend):
                 gap = (run().float() - expected).norm() / expected.norm()
-            if not gap < self.kernels.tolerance:
+            if not gap < tolerance:
                 raise ValueError(f"its layers compute something else (gap {gap:.2g})")
         if len(asked) != len(self.layers) or any(each.softcap for each in asked):
             raise ValueError("its attention is of another kind")
@@ -165,16 +174,22 @@ def weight_addresses(policy: Policy) -> tuple[int, ...]:
     return tuple(parameter.data_ptr() for parameter in policy.model.parameters())
 
 
-def fused_layers(policy: Policy) -> FusedLayers | None:
-    """The model's layers by our kernels; None where those cannot compute them."""
+def fused_layers(policy: Policy, *, fp8: bool = False) -> FusedLayers | None:
+    """The model's layers by our kernels; None where those cannot compute them, and with `fp8`,
+    which nothing else can, an error."""
     layers: list[Any] = list(decoder_layers(policy.model) or [])
     kernels = _kernels_for(policy.device, layers) if layers else None
     if kernels is None:
+        if fp8:
+            raise ConfigError(f"{NO_FP8}: they are not of Llama's kind in bf16")
         return None
     try:
-        return FusedLayers(policy, kernels)
+        return FusedLayers(policy, kernels, fp8=fp8)
     except Exception as error:  # a compiler can fail in any way; there are other ways to sample
-        log.info("sampling without fused layers: %s", str(error).split("\n")[0])
+        reason = str(error).split("\n")[0]
+        if fp8:
+            raise ConfigError(f"{NO_FP8}: {reason}") from error
+        log.info("sampling without fused layers: %s", reason)
         return None
 
 

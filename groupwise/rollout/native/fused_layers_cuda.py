@@ -1,7 +1,8 @@
 """Decoder layers of Llama's kind by our Triton kernels.
 
 With few rows a layer is five kernels, none of which waits for another to start; with many, the
-matrix library's products are faster, and our kernels do what stands between them.
+matrix library's products are faster, and our kernels do what stands between them. Layers with
+weights in 8 bits are in fp8_layers_cuda.py.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from groupwise.rollout.native import fp8_layers_cuda
 from groupwise.rollout.native import linear_kernel as kernels
 from groupwise.rollout.native.llama_layer import Attended, LayerWeights, Projection
 
@@ -20,11 +22,14 @@ LEAST_RANK = 16
 def run_layers(
     layers: Sequence[LayerWeights], last_norm: Tensor, hidden: Tensor, attended: Attended
 ) -> Tensor:
-    few = len(hidden) <= kernels.FEW_ROWS
-    return (_few_rows if few else _many_rows)(layers, last_norm, hidden.contiguous(), attended)
+    if layers[0].qkv.fp8 is not None:
+        run = fp8_layers_cuda.run_layers
+    else:
+        run = run_few_rows if len(hidden) <= kernels.FEW_ROWS else run_many_rows
+    return run(layers, last_norm, hidden.contiguous(), attended)
 
 
-def _few_rows(
+def run_few_rows(
     layers: Sequence[LayerWeights], last_norm: Tensor, hidden: Tensor, attended: Attended
 ) -> Tensor:
     norms = [layer.attention_norm for layer in layers] + [last_norm]
@@ -49,7 +54,7 @@ def _launch(x: Any, projection: Projection, *, gated: bool = False, **options: A
     return kernels.launch(x, weight, tiles, bias=projection.bias, gated=gated, **options)
 
 
-def _many_rows(
+def run_many_rows(
     layers: Sequence[LayerWeights], last_norm: Tensor, hidden: Tensor, attended: Attended
 ) -> Tensor:
     delta = None

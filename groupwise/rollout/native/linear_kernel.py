@@ -107,7 +107,7 @@ def _linear(
         acc += tl.load(bias_ptr + o).to(tl.float32)[:, None]
     out = acc.to(kind)
     if GATED:
-        out = _gated(out, up.to(kind))
+        out = gated(out, up.to(kind))
     at = r[None, :] * outputs + o[:, None]
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=inside[None, :], other=0.0)
@@ -131,7 +131,7 @@ def _leave_for_norm(hidden, o, at, inside, r, rows, tile, norm_ptr, weighted_ptr
 
 
 @triton.jit
-def _gated(gate, up):
+def gated(gate, up):
     """Rounded where separate operations would round."""
     silu = gate.to(tl.float32) * tl.sigmoid(gate.to(tl.float32))
     return (silu.to(gate.dtype).to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
@@ -147,7 +147,7 @@ def _gate_each(both_ptr, out_ptr, outputs, BLOCK: tl.constexpr, DEPENDENT: tl.co
     inside = o < outputs
     gate = tl.load(both_ptr + row * 2 * outputs + o, mask=inside)
     up = tl.load(both_ptr + row * 2 * outputs + outputs + o, mask=inside)
-    tl.store(out_ptr + row * outputs + o, _gated(gate, up), mask=inside)
+    tl.store(out_ptr + row * outputs + o, gated(gate, up), mask=inside)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ to be tried (fused_layers.py).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groupwise.compat.peft import LinearWithAdapter, linear_with_adapter
+from groupwise.rollout.native.fp8_weight import Fp8Weight
 from groupwise.rollout.native.fused_projections import FusedLinear, can_be_fused
 from groupwise.rollout.native.low_rank import LowRank, low_rank
 
@@ -30,6 +31,17 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
     low_rank: LowRank | None
+    fp8: Fp8Weight | None = None
+    """The weight in 8 bits, where that is what inputs are multiplied by."""
+
+    def in_fp8(self, norm: Tensor | None = None) -> "Projection":
+        """`norm`: the weight of the norm that its inputs come from, if they do."""
+        return replace(self, fp8=Fp8Weight.of(self.weight, norm))
+
+    def follow_weights(self) -> None:
+        for copy in (self.low_rank, self.fp8):
+            if copy is not None:
+                copy.follow_weights()
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,16 @@ class LayerWeights:
     def follow_weights(self) -> None:
         """The layer's weights have changed where they are: so do what is copied of them."""
         for projection in (self.qkv, self.output, self.gate_up, self.down):
-            if projection.low_rank is not None:
-                projection.low_rank.follow_weights()
+            projection.follow_weights()
+
+    def in_fp8(self) -> "LayerWeights":
+        return replace(
+            self,
+            qkv=self.qkv.in_fp8(self.attention_norm),
+            output=self.output.in_fp8(),
+            gate_up=self.gate_up.in_fp8(self.mlp_norm),
+            down=self.down.in_fp8(),
+        )
 
 
 Attended = Callable[[int, Tensor], Tensor]
