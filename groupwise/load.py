@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from groupwise.config import Config, RewardSettings
+from groupwise.config.validation import validated
 from groupwise.describe import describe_place
 from groupwise.distributed.world import ALONE, World
 from groupwise.environments.base import EnvironmentFactory
@@ -305,7 +306,8 @@ def worker_engine(policy: Policy, run: RunSettings, *, trust_code: bool) -> Engi
         )
     if ":" in kind and not is_marked(load_object(kind, what="engine.kind"), "engine"):
         raise ConfigError(f"engine.kind={kind} is not marked as an engine: {marking('engine')}")
-    return make_engine(policy, Config(engine=run.engine, compile=run.compile, fp8=run.fp8))
+    settings = {"engine": run.engine, "compile": run.compile, "fp8": run.fp8}
+    return make_engine(policy, validated(Config, settings))
 
 
 def load_config_policy(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from groupwise import load
 from groupwise.config import AdapterSettings
-from groupwise.errors import ConfigError
+from groupwise.errors import ConfigError, ModelError
 from groupwise.policy import fp8
 from groupwise.policy.activations import checkpoint_activations
 from groupwise.policy.adapters import add_adapter
@@ -17,6 +18,7 @@ from groupwise.policy.compiled import decoder_layers
 from groupwise.policy.fp8 import Fp8Linear, check_fp8, fp8_products, product, quantized
 from groupwise.policy.policy import Policy
 from groupwise.recipe import parse
+from groupwise.rollout.native.engine import NativeEngine
 from groupwise.training.api import train
 from runs import small_config, timeless_metrics
 from small_models import random_groups, random_model, random_policy
@@ -152,3 +154,16 @@ def test_what_cannot_be_computed_in_8_bits_is_said(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fp8, "scaled_mm", lacks)
     with pytest.raises(ConfigError, match=r"Hopper generation or newer: is only .* 9\.0$"):
         check_fp8(policy, here)
+
+
+def test_sampling_in_8_bits_is_refused_where_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="fp8=all is for the native engine: take fp8=training"):
+        parse({"fp8": "all", "engine": {"kind": "transformers"}})
+    policy = random_policy(dtype=torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"needs a CUDA device \(cpu here\)"):
+        NativeEngine(policy, 4, fp8=True)
+    monkeypatch.setattr(load, "native_engine_problem", lambda _: "its layers are of another kind")
+    with pytest.raises(ModelError, match=r"another kind.* and without fp8"):
+        load.make_engine(policy, parse({"fp8": "sampling"}))

@@ -15,7 +15,11 @@ import torch
 from clients import sampled, send_weights, wait
 from engines import generate, sync
 from groupwise.config import AdapterSettings, Config
-from groupwise.config.engine import AutoEngine
+from groupwise.config.engine import (
+    AutoEngine,
+    NativeEngineSettings,
+    TransformersEngineSettings,
+)
 from groupwise.errors import ConfigError, ModelError
 from groupwise.load import worker_engine
 from groupwise.policy.load import Policy
@@ -90,6 +94,18 @@ def test_answers_are_those_of_the_engine_in_process_bit_for_bit(
     found = generate(far, REQUESTS, sampling)
     assert found == generate(near, REQUESTS, sampling)
     assert {c.version for group in found for c in group} == {7}
+
+
+@pytest.mark.parametrize("kind", [NativeEngineSettings, TransformersEngineSettings])
+def test_a_worker_without_products_in_8_bits_refuses_a_run_that_samples_so(
+    running: Running, kind: type[NativeEngineSettings | TransformersEngineSettings]
+) -> None:
+    settings = RunSettings(
+        run="a-run-in-8-bits", adapter=None, engine=kind(), compile="none", fp8="sampling"
+    )
+    with pytest.raises(ModelError, match="fp8"):
+        wait(worker(running).begin(settings))
+    begun(running)
 
 
 def test_weights_that_are_published_again_are_sampled_from(running: Running) -> None:

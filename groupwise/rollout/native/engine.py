@@ -50,7 +50,7 @@ class NativeEngine(StreamingEngine):
         max_pages: int | None = None,
     ) -> None:
         """`page` tokens to a page, and at most `max_pages`: as the device suggests if None. `fp8`:
-        decode steps of few answers read weights in 8 bits, or an error says why they cannot."""
+        layers compute in 8 bits, or an error says why they cannot."""
         self.policy, self.max_batch = policy, max_batch
         self.page = page or PAGE["cpu" if policy.device.type == "cpu" else "cuda"]
         self.max_pages = max_pages
@@ -64,7 +64,10 @@ class NativeEngine(StreamingEngine):
         if graphs and policy.device.type == "cuda":
             self.graphs = DecodeGraphs(policy, max_batch, compile_layers, fp8=fp8)
         if fp8 and (self.graphs is None or self.graphs.fused is None):
-            raise ConfigError("fp8 samples on a GPU alone: leave fp8 out")
+            raise ConfigError(
+                f"fp8: sampling in 8 bits needs a CUDA device ({policy.device.type} here) and "
+                "weights that are not quantized; leave fp8 out, or take fp8=training"
+            )
         self._step_task: asyncio.Task[None] | None = None
         self._weights: tuple[tuple[int, int], ...] = ()
 

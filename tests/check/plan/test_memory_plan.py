@@ -131,6 +131,14 @@ def test_8_b_in_4_bits_trains_within_16_gib_and_70_percent_below_the_full_fine_t
     assert small.tensors < 0.3 * memory(SHAPE_8B, job, H200).tensors
 
 
+def test_weights_in_8_bits_are_a_copy_of_the_layers_that_sample_here() -> None:
+    job = dataclasses.replace(WORK, samples_in_fp8=True)
+    more = held_bytes(SHAPE_8B, job).total - held_bytes(SHAPE_8B, WORK).total
+    assert 0.8 * SHAPE_8B.parameters < more < SHAPE_8B.parameters
+    elsewhere = dataclasses.replace(job, engine="elsewhere")
+    assert held_bytes(SHAPE_8B, elsewhere).parts["weights in 8 bits"] == 0
+
+
 def test_sharding_divides_what_it_says() -> None:
     """Whole weights stay on every GPU for sampling; FSDP2's own are the masters."""
     parts = {}
