@@ -9,20 +9,34 @@ import re
 from collections.abc import Sequence
 
 from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
-from groupwise.rewards.notation import LIMIT, prose_characters, reply
-from groupwise.rewards.prose import (
-    concluded,
-    with_ratio_sign,
-    without_checks,
-    without_hypotheses,
-)
+from groupwise.rewards.notation import LIMIT, prose_characters
+from groupwise.rewards.prose import concluded, with_ratio_sign
 from groupwise.rewards.quantities import read_quantity
-from groupwise.rewards.statements import NOT_THAT, denied, stated, without_afterthought
+from groupwise.rewards.replies import reply
+from groupwise.rewards.sentences import without_checks, without_hypotheses
+from groupwise.rewards.statements import (
+    NOT,
+    NOT_THAT,
+    WRONG,
+    denied,
+    stated,
+    without_afterthought,
+)
 
 LETTERS = "ABCDEFGHIJ"
 
+# How a text says which letter it chooses; the last place where it does counts.
 _LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =|\.[a-z])"
-_GOES_ON = r"(?!\)? ?\?|\)?, \(?[A-J]\b| (?!instead|rather|because|since|with|as |not )[a-z])"
+_NAMED = rf"(?:option |choice )?\(?{_LETTER}"
+_GOES_ON = (
+    r"(?!\)? ?\?|\)?, \(?[A-J]\b"
+    r"| (?!instead|rather|because|since|with|as |not |satisfies|works|fits)[a-z])"
+)
+_OPENS = re.compile(  # the letter first, then reasons; a list of the options is none
+    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].:]\s)\s(?!\(?[A-J]\b)"
+    r"|[)\].]{0,2}\n)",
+    re.DOTALL,
+)
 _SAYS = re.compile(
     r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
     r"|risposta|resposta)\b|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
@@ -32,100 +46,69 @@ _SAYS = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(
-    rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than"
-    r"|(?:is|was|must be|ist|est|es) (?:the |our |my )?(?:correct|right|true|answer|best|better"
-    r"|only|confirmed|richtig)|it is\b|(?:does|fits|works|matches|holds)[.!]?$)"
+    rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than|it is\b"
+    r"|(?:does|fits|works|matches|holds)[.!]?$|(?:is|was|must be|ist|est|es) (?:the |our |my )?"
+    r"(?:correct|right|true|answer|best|better|only|confirmed|richtig))"
     rf"|{_LETTER}[」』\"']?(?:が(?:正解|答え)|是正确)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
-    r"\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choose|pick"
+    r"(?:\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choose|pick"
     r"|select|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess"
     r"|correction:|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually"
-    r"|correct:|I meant?|probably|likely)[,: ]{0,2}(?:only |wait,? )?"
-    r"(?:(?:it is|it's|it must be|I choose|I pick) )?"
-    rf"(?:option |choice )?\(?{_LETTER}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
+    r"|correct:|I meant?|probably|likely)[,: ]{0,2}|(?:→|->|=>|⇒) ?)(?:only |wait,? |I choose )?"
+    rf"{_NAMED}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
-_CORRECTS = re.compile(
-    r"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?(?:, [^,;.]{1,60},"
-    r"|,)? (?:but|sondern|ma) (?:rather )?(?:option |choice )?|\b[Nn]othing (?:but|other than) "
-    r"|(?:can't|cannot) be anything (?:but|other than) )\(?"
-    rf"{_LETTER}"
+_CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B.
+    rf"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?(?:, [^,;.]{{1,60}},"
+    r"|,)? (?:but|sondern|ma) (?:rather )?"
+    r"|(?:\b[Nn]othing|n(?:o|')t be anything) (?:but|other than) )"
+    rf"{_NAMED}|(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t(?:'s| is) )?{_NAMED}\)?[.!]?$"
 )
-_ONLY = re.compile(
-    rf"\b[Oo]nly (?:option |choice )?\(?{_LETTER}\)? (?:satisfies|works|fits|matches|remains|gives"
-    r"|makes|holds)"
-    rf"|(?:[Aa]ll|[Ee]very(?:thing| option)) (?:except|but) \(?{_LETTER}\)? (?:can be|is|are) "
-    r"(?:ruled out|eliminated|excluded|wrong|incorrect)"
-)
-_GIVES = re.compile(rf"(?:= ?[^\n=]{{1,20}} \(|(?:→|->|=>|⇒) ?\(?){_LETTER}\)?[.!]?$")  # x = 3 (D)
-_JUDGED = re.compile(rf"{_LETTER}[).:] [^\n.:]{{1,60}} is (?:the )?(?:correct|right)\b")
-_REPLIES = re.compile(  # A or B? A.
-    rf"(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t's |[Ii]t is )?\(?{_LETTER}\)?[.!]?$"
-)
-_LONE = re.compile(
+_LONE = re.compile(  # on a line of its own, with a remark in brackets or without
     rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
     r"(?:[(\[](?:confidence|certainty|see|cf|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
 )
-_ORDINAL = re.compile(
-    r"\b(?:the )?(?P<ordinal>first|second-to-last|second|third|middle|fourth|fifth|last) "
-    r"(?:option|choice|answer|one(?=[.!]?$| is (?:the )?(?:right|correct)))\b"
-    r"(?! (?:is|was|can't|cannot)(?:n't| not)?"
-    r" (?:wrong|incorrect|false|be|correct|right|out)(?<!is correct)(?<!is right))"
-    r"|\b(?:option|choice) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
-    re.IGNORECASE,
-)
-_DENIES = re.compile(
-    r"(?:can't be|cannot be|could not be|isn't|is not|doubt(?: that)?) (?:option |choice )?\(?"
-    rf"{_LETTER}"
-)
-_TAKEN_BACK = re.compile(
-    r"[^.!?\n]{0,60}[.!?,;]\s{1,2}(?:That|that|This) (?:is|was) (?:incorrect|wrong|not)\b"
-    r"|(?:(?:is|was)(?:n't| not| wrong| incorrect)|(?:cannot|can't) be)\b"
-)
-_PLACES = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4, "last": -1}
-_PLACES |= {"second-to-last": -2, "one": 0, "two": 1, "three": 2, "four": 3, "five": 4}
-_PLACES |= {str(place + 1): place for place in range(5)}
-_MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
-_TICKED = re.compile(
-    r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
-)
+_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
+
+# Where it does not choose what it names.
 _TENTATIVE = re.compile(r"\b(?:could|might|may|eliminate|exclude|rule out) (?:\w{1,8} )?$", re.I)
+_TAKEN_BACK = re.compile(
+    rf"[^.!?\n]{{0,60}}[.!?,;]\s{{1,2}}[Tt]h(?:at|is) (?:is|was) (?:{WRONG}|not)\b"
+    rf"|(?:(?:is|was) (?:not|{WRONG})|(?:is|was)n't|(?:cannot|can't) be)\b"
+)
+_DENIES = re.compile(rf"(?:{NOT} be|isn't|is not|doubt(?: that)?) {_NAMED}")
 _HESITATES = re.compile(
-    r"\b(?i:I (?:really |just |honestly )?(?:can(?:no|')t|am unable to|don't know|do not know)"
+    r"\b(?i:I (?:\w+ )?(?:can(?:no|')t|am unable to|don't know|do not know)"
     r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b"
     r"|(?:just as|equally) (?:likely|possible|plausible)\b)"
     r"|\b(?:one of|either|between) (?:(?:options?|choices?) )?\(?[A-J]\)?,? [^.!?\n]{0,20}"
     r"\b(?:and|or) \(?[A-J]\)?[.!]?$"
 )
-_DISTRACTS = re.compile(  # a sentence about an option that is not meant, or a remark
-    r"(?<=[.!?\n])(?![^.!?\n]{0,240}\bbut\b)[^.!?\n]{0,120}\b(?:trap|distractor|decoy|tempting)\b"
-    r"[^.!?\n]{0,120}[.!?]"
-    r"|(?<=[.!?\n]) ?Note that\b[^\n]*\Z"
-)
-_BECAUSE = re.compile(r",? (?:because|since) .*$", re.DOTALL)
-_OWN_LETTER = re.compile(r"^[A-J]\) ?")
-_ALTOGETHER = re.compile(r",? (?:overall|in all|altogether|in total)\W{0,3}$")
-_NONE = re.compile(
-    r"\bnone of (?:the|these|those)(?: (?!other)[a-z]{3,10})?(?:\Z"
-    r"| (?:shows?|match(?:es)?|works?|fits?|equals?|gives?|is|are|has|have) (?!.*\bexcept))",
+_LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
+
+# An option by its place, a tick, its words.
+_PLACES = {"first": 0, "second": 1, "third": 2, "fourth": 3, "fifth": 4, "last": -1}
+_PLACES |= {"second-to-last": -2, "one": 0, "two": 1, "three": 2, "four": 3, "five": 4}
+_PLACES |= {str(place + 1): place for place in range(5)}
+_BY_PLACE = re.compile(
+    r"\b(?P<ordinal>first|second-to-last|second|third|middle|fourth|fifth|last) "
+    r"(?:option|choice|answer|one(?=[.!]?$| is (?:the )?(?:right|correct)))\b"
+    rf"(?! (?:is|was) (?:not|{WRONG})\b)"
+    r"|\b(?:option|choice) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
     re.IGNORECASE,
 )
-_BOLD = re.compile(r"\*{2,}")
+_MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
+_TICKED = re.compile(
+    r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
+)
+_IN_LATEX = re.compile(
+    r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}\$?|\$([A-J])\$|\\(?:[;,:!]|q?quad)"
+)
+_OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SMALL = ("a", "an", "the", "of")
 _OPERATORS = [[sign] for sign in "+*/^-.,"]
-_AS_FORMULA = re.compile(r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{\(?([A-J])\)?\}\$?|\$([A-J])\$")
-_IN_LATEX = re.compile(r"\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}|\\(?:[;,:!]|q?quad)")
-
-# The letter first, then reasons; a list of the options is none.
-_OPENS = re.compile(
-    rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].:]\s)\s(?!\(?[A-J]\b)|[)\].]{{0,2}}\n)",
-    re.DOTALL,
-)
-_LISTED = re.compile(r"(?<![A-Za-z0-9])([A-J])[)\].:] ")
-_WITH_TEXT = re.compile(r"[(\[]?([A-J])[)\]]?[,.: -]{1,3}(.{1,200})")
-_STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _ONLY, _GIVES, _JUDGED, _CORRECTS, _REPLIES, _LONE)
 
 
 def correct(completion: str, answer: str, options: Sequence[str]) -> bool:
@@ -148,26 +131,17 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if marked or named:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
-    tail = _AS_FORMULA.sub(lambda m: m[1] or m[2], text[-TAIL:])
-    tail = "\n" + _BOLD.sub("", tail.strip())
+    tail = re.sub(r"\*{2,}", "", _without_latex(text[-TAIL:].strip()))
     marks, ticked = _MARKED.findall(tail), [one or other for one, other in _TICKED.findall(tail)]
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
     if _HESITATES.search(_last_sentence(tail)):
         return None
-    tail = _DISTRACTS.sub("", without_checks(without_hypotheses(tail)))
-    tail = "\n" + tail.strip(" \n✅✓✔")
+    tail = "\n" + without_checks(without_hypotheses(tail)).strip(" \n✅✓✔")
     denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}
-    statements = [
-        (match.start(match.lastindex or 0), match[match.lastindex or 0].upper())
-        for pattern in _STATEMENTS
-        for match in pattern.finditer(tail)
-        if not _TAKEN_BACK.match(tail, match.end())
-        and not _TENTATIVE.search(tail[max(match.start() - 20, 0) : match.start()])
-    ]
-    if statements:
-        at, letter = max(statements)
+    if (said := _said(tail)) is not None:
+        at, letter = said
         if len(set(_LISTED.findall(tail[at:].partition("\n")[0]))) > 2:
             return None  # a list of the options
         return letter if letter in letters and denied_at.get(letter, -1) < at else None
@@ -175,32 +149,37 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
-    if _NONE.search(_last_sentence(tail)):
-        none = (x for x, own in zip(letters, options, strict=False) if _NONE.search(own))
-        return next(none, None)
     given = final_answer(text) or tail.strip().rpartition("\n")[2][:LIMIT]
     by_value = _by_value(tail, given, letters, options)
     return None if by_value in denied_at else by_value
 
 
+def _said(tail: str) -> tuple[int, str] | None:
+    """The last letter that a text says it chooses, and where."""
+    return max(
+        (
+            (match.start(match.lastindex or 0), match[match.lastindex or 0].upper())
+            for pattern in _STATEMENTS
+            for match in pattern.finditer(tail)
+            if not _TAKEN_BACK.match(tail, match.end())
+            and not _TENTATIVE.search(tail[max(match.start() - 20, 0) : match.start()])
+        ),
+        default=None,
+    )
+
+
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option whose words or number a text without a letter ends on."""
     sentence = prose_characters(_last_sentence(tail.strip()[-LIMIT:].casefold()))
-    sentence = without_afterthought(_BECAUSE.sub("", sentence))
-    sentence = with_ratio_sign(_ALTOGETHER.sub("", sentence))
-    if (last := _ending(sentence, options)) is not None:
-        return last
-    in_words = _mentioned(sentence, options)
-    if in_words and not any(map(str.isdigit, sentence)):
+    sentence = with_ratio_sign(without_afterthought(sentence))
+    if (in_words := _in_words(sentence, options)) is not None:
         return in_words
-    return (
-        _option(given, letters, options) or _option(concluded(tail) or "", "", options) or in_words
-    )
+    return _option(given, letters, options) or _option(concluded(tail) or "", "", options)
 
 
 def _by_place(text: str, count: int) -> int | None:
     """Of "the second option" in the last sentence, the last such words: 1."""
-    said = list(_ORDINAL.finditer(_last_sentence(text.strip())))
+    said = list(_BY_PLACE.finditer(_last_sentence(text.strip())))
     if not said or not count:
         return None
     name = (said[-1]["ordinal"] or said[-1]["number"]).lower()
@@ -208,55 +187,57 @@ def _by_place(text: str, count: int) -> int | None:
     return place % count if -count <= place < count else None
 
 
+def _without_latex(text: str) -> str:
+    return _IN_LATEX.sub(lambda match: match[1] or match[2] or "", text)
+
+
 def _last_sentence(text: str) -> str:
     return re.split(r"\n|[.!?]\s", text)[-1]
 
 
-def _ending(sentence: str, options: Sequence[str]) -> str | None:
-    """The option that is no number and with whose formula, or words, a sentence ends; of words in
-    any order: "a 4% loss" is "Loss of 4%"."""
-    longest, last = 1, None
+def _in_words(sentence: str, options: Sequence[str]) -> str | None:
+    """The option with whose formula, or words, a sentence ends, in any order: "a 4% loss" is "Loss
+    of 4%"; else the only one whose words stand in it, and are not denied there."""
+    said = _tokens(sentence.rstrip(' .*$"”'))
+    ends, within = {}, []
     for letter, option in zip(LETTERS, options, strict=False):
-        said, own = _TOKEN.findall(sentence.rstrip(' .*$"”')), _TOKEN.findall(option.casefold())
-        if in_words := any(len(token) > 2 for token in own):
-            said, own = ([t for t in tokens if t not in _SMALL] for tokens in (said, own))
-        before, end, length = said[: -len(own)], said[-len(own) :], len("".join(own))
-        reordered = in_words and end != own and sorted(end) == sorted(own)
-        in_order = end == own and (in_words or read_quantity(option) is None)
-        if not longest < length < 60 or not (reordered or in_order):
+        own = _tokens(option.casefold())
+        worded, number = any(len(token) > 2 for token in own), read_quantity(option) is not None
+        place = _place(own, said, worded)
+        if place is None or not 1 < len("".join(own)) < 60 or (number and not worded):
             continue
-        words = " ".join(before)
-        measured = reordered or read_quantity(option) is not None
-        denial = NOT_THAT.search(words) or (measured and denied(words[-30:], ""))
-        if not denial and (in_words or before[-1:] not in _OPERATORS):
-            longest, last = length, letter
-    return last
+        before = re.split("[;,]", " ".join(said[:place][-8:]))[-1]
+        after = said[place + len(own) :]
+        strictly = number or said[place:][: len(own)] != own
+        behind = NOT_THAT.search(before) or (strictly and denied(before, ""))
+        if not after and not behind and (worded or said[:place][-1:] not in _OPERATORS):
+            ends[letter] = len(own)
+        elif worded and not number and not denied(before, " ".join(after).partition(";")[0]):
+            within.append(letter)
+    if ends:
+        return max(ends, key=lambda letter: ends[letter])
+    numbers = all(any(map(str.isdigit, text)) for text in (sentence, "".join(options)))
+    return within[0] if len(within) == 1 and not numbers else None
 
 
-def _mentioned(sentence: str, options: Sequence[str]) -> str | None:
-    """The only option whose words stand in a sentence, unless they are denied there."""
-    stated = [
-        letter
-        for letter, words in zip(LETTERS, map(str.casefold, map(str.strip, options)), strict=False)
-        if len(words) > 2 and not any(map(str.isdigit, words))
-        if (match := re.search(rf"(?<!\w){re.escape(words)}s?(?!\w)", sentence))
-        if not denied(
-            re.split(r"[;,]", sentence[max(match.start() - 30, 0) : match.start()])[-1],
-            sentence[match.end() :].partition(";")[0],
-        )
-    ]
-    return stated[0] if len(stated) == 1 else None
+def _place(own: list[str], said: list[str], any_order: bool) -> int | None:
+    """Where the words of an option last stand among those of a sentence."""
+    for place in range(len(said) - len(own), -1, -1):
+        window = said[place : place + len(own)]
+        if window == own or (any_order and sorted(window) == sorted(own)):
+            return place
+    return None
+
+
+def _tokens(text: str) -> list[str]:
+    """The words, without articles and the s of plurals, and the signs of a text."""
+    tokens = [token for token in _TOKEN.findall(text) if token not in _SMALL]
+    return [token.removesuffix("s") if len(token) > 3 else token for token in tokens]
 
 
 def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
     """The option that a short text names, by its letter or else by what it says."""
-    given = _IN_LATEX.sub(r"\1", given)  # (\text{E})\; 2:3
-    with_text = _WITH_TEXT.fullmatch(given)
-    if with_text and with_text[1] in letters:
-        own = options[LETTERS.index(with_text[1])] if options else ""
-        said = with_text[2].removeprefix("(").removesuffix(")")
-        if own and (same_answer(with_text[2], own) or same_answer(said, own)):
-            return with_text[1]
+    given = _without_latex(given)  # (\text{E})\; 2:3
     texts = dict(zip(LETTERS, options, strict=False))
     named = [letter for letter in letters if same_answer(given, letter)]
     named = named or [letter for letter, text in texts.items() if same_answer(given, text)]

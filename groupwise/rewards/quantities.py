@@ -18,37 +18,6 @@ from groupwise.rewards.statements import denied, denied_in_text, stated, without
 MAX_DIGITS = 400
 """Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
 
-_GROUPED = (
-    r"[0-9]{1,3}(?:,[0-9]{3}){1,40}(?![0-9])|[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}(?![0-9])"
-    r"|[0-9]{1,3}(?:'[0-9]{3}){1,40}(?![0-9])"
-)
-_EUROPEAN = r"[0-9]{1,3}(?:\.[0-9]{3}){1,40},[0-9]{1,9}(?![0-9,])"
-_PLAIN = r"[0-9]+(?:_[0-9]{3})*"
-_TIMES_TEN_TO = r"[eE](?=[+-]?[0-9]+(?![A-Za-z0-9]))| ?[×x·*] ?10 ?(?:\^|\*\*) ?[{(]? ?"
-_DECIMAL = rf"(?:{_EUROPEAN}|(?:{_GROUPED}|{_PLAIN})(?:\.[0-9]*)?|\.[0-9]+)"
-_NUMERAL = re.compile(
-    rf"(?<![0-9A-Za-z_^\\.])(?:(?P<whole>[0-9]{{1,15}})(?: and | )(?=[0-9]{{1,9}} ?/ ?[0-9]))?"
-    rf"(?P<number>{_DECIMAL})"
-    rf"(?:(?:{_TIMES_TEN_TO})(?P<exponent>[+-]?[0-9]+)(?: ?[)}}])?| ?/ ?(?P<under>-?{_DECIMAL}))?"
-)
-_BARE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
-_POWER_OF_TEN = re.compile(
-    r"(?<![0-9A-Za-z_^\\.×·*])(?<![×x·*] )10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$"
-)
-
-_PART = r" ?(?:\{ ?([^{}]{1,60}?) ?\}|([0-9]))"
-_FRACTION = re.compile(
-    rf"\\[dtc]?frac{_PART}{_PART}|\b([0-9]{{1,9}}) (?:over|out of) ([0-9]{{1,9}})\b"
-    r"|\b(1) in ([0-9]{1,9})\b|\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"
-)
-
-_REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
-    r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9}?)(?:\\overline ?\{([0-9]{1,9})\}"
-    r"|([0-9])\4{2,20}(?:…|\.\.\.))"
-)
-_CURRENCIES = "$€£¥₹"
-_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
-
 _TABLE = """
     length 1/1000 mm millimeter millimeters millimetre millimetres
     length 1/100 cm centimeter centimeters centimetre centimetres
@@ -79,8 +48,8 @@ _TABLE = """
     morning 1 am
     afternoon 1 pm
     speed 1 m/s
-    speed 1000/3600 km/h km/hr kmh kph kmph
-    speed 1609.344/3600 mph mi/h mi/hr
+    speed 1000/3600 km/h km/hr km/hour kmh kph kmph
+    speed 1609.344/3600 mph mi/h mi/hr miles/hour
     angle 1 ° degree degrees deg
     radian 1 rad radian radians
     celsius 1 °c celsius
@@ -91,48 +60,74 @@ _UNITS = {
     for dimension, factor, *names in map(str.split, _TABLE.strip().splitlines())
     for name in names
 }
-# Single letters that are units after a number; any other is a variable: 5x is not 5.
-_UNIT_LETTERS = set("mgshlLNJWVAKCF°")
-_AREA = re.compile(
-    r"(?<![A-Za-z])(mm|cm|dm|km|m|in|inch|inches|ft|feet|yd|mi|miles?|units?) ?([23])\b"
+_CURRENCIES = "$€£¥₹¢"
+_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+
+# A number, and other ways to write it.
+_EUROPEAN = r"[0-9]{1,3}(?:\.[0-9]{3}){1,40},[0-9]{1,9}(?![0-9,])"
+_GROUPED = (
+    r"[0-9]{1,3}(?:(?:,[0-9]{3}){1,40}|(?:'[0-9]{3}){1,40})(?![0-9])"
+    r"|[0-9]{1,2}(?:,[0-9]{2}){1,20},[0-9]{3}(?![0-9])"
 )
-_UNIT_POWER = re.compile(r"(?<=[A-Za-z]) ?(?:\^|\*\*) ?\{? ?(-?[1-4]) ?\}?")
-_SUPERSCRIPTS = str.maketrans("-1234", "⁻¹²³⁴")
-_RECIPROCAL = re.compile(
-    r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(?:\^|\*\*) ?[{(]{0,2} ?-([0-9]{1,3}) ?[)}]{0,2}"
+_DECIMAL = rf"(?:{_EUROPEAN}|(?:{_GROUPED}|[0-9]+(?:_[0-9]{{3}})*)(?:\.[0-9]*)?|\.[0-9]+)"
+_TIMES_TEN_TO = r"[eE](?=[+-]?[0-9]+(?![A-Za-z0-9]))| ?[×x·*] ?10 ?(?:\^|\*\*) ?[{(]? ?"
+_NUMERAL = re.compile(
+    rf"(?<![0-9A-Za-z_^\\.])(?:(?P<whole>[0-9]{{1,15}})(?: and | )(?=[0-9]{{1,9}} ?/ ?[0-9]))?"
+    rf"(?P<number>{_DECIMAL})"
+    rf"(?:(?:{_TIMES_TEN_TO})(?P<exponent>[+-]?[0-9]+)(?: ?[)}}])?| ?/ ?(?P<under>-?{_DECIMAL}))?"
 )
-_WORDS_BEFORE = re.compile(r"[A-Za-z' #,:;.\"()\[\]{}≈~?-]*")
-_WORDS_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
-_DANGLING = re.compile(r"(?<![A-Za-z°])[/-] *(?![A-Za-z])")
-_IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
-_SPEED = re.compile(
-    r"(?:km|mi) ?/ ?hr?\b|m ?/ ?s\b|k(?:m|p|mp)h\b|mph\b|(?:km|mi) per hour", re.IGNORECASE
+_POWER_OF_TEN = re.compile(
+    r"(?<![0-9A-Za-z_^\\.×·*])(?<![×x·*] )10 ?(?:\^|\*\*) ?\{? ?([+-]?[0-9]{1,4}) ?\}?$"
 )
-_RATE = re.compile(r"/| per ")
-_PRICE = re.compile(  # a decimal comma, where it cannot be a list: € 19,99
-    r"([€£¥₹$] ?[0-9]{1,15}),(?=[0-9]{2}(?![0-9,]))|(?<![0-9.,])([0-9]{1,15}),(?=[0-9]{2} ?€)"
+_RECIPROCAL = re.compile(r"([0-9]{1,6}) ?(?:\^|\*\*) ?[{(]{0,2} ?-([0-9]{1,3}) ?[)}]{0,2}")
+_PART = r" ?(?:\{ ?([^{}]{1,60}?) ?\}|([0-9]))"
+_FRACTION = re.compile(
+    rf"\\[dtc]?frac{_PART}{_PART}|\b([0-9]{{1,9}}) (?:over|out of) ([0-9]{{1,9}})\b"
+    r"|\b(1) in ([0-9]{1,9})\b|\{ ?([^{}]{1,60}?) ?\\over ?([^{}]{1,60}?) ?\}"
 )
-_COMMA = re.compile(  # a decimal comma in running text: 1,75 kg
+_REPEATING = re.compile(  # 0.\overline{3}, 0.58333...
+    r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9}?)(?:\\overline ?\{([0-9]{1,9})\}"
+    r"|([0-9])\4{2,20}(?:…|\.\.\.))"
+)
+_NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
+_COMMA = re.compile(  # a decimal comma: 1,75 kg
     r"(?<![0-9.,({\[])([0-9]{1,15}),(?=[0-9]{1,2}(?![0-9,)}\]]))"
 )
 _THOUSANDS = re.compile(  # of euros, which have two decimals at most: 1.250 €, 12 000 euros
     r"(?<![0-9.,])([0-9]{1,3})[. ]([0-9]{3})(?:[. ]([0-9]{3}))?(?= ?(?:€|[Ee]uros?\b))"
 )
-_SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
-    r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))(?:,? (?:or|which is|that is|ie)"
-    r"(?: (?:equal|equivalent) to)?| \(=?) ?([$€£]?[0-9][0-9.,/]{0,15}(?: ?%| [a-z]{1,12})?)\W*$"
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z]) ?(?:\^|\*\*) ?\{? ?(-?[1-4]) ?\}?")
+_SUPERSCRIPTS = str.maketrans("-1234", "⁻¹²³⁴")
+
+# What may stand around it.
+_NEGATIVE = re.compile(
+    r"\bnegative $|(?:^|\b(?:is|are|was|were|be|to|equals|at) |[=:] )minus $", re.IGNORECASE
 )
-_DECIMALS = re.compile(r"\.([0-9]{1,20})")
+_BEFORE = re.compile(  # words, then a sign, with a currency before or behind it
+    rf"(?P<words>[A-Za-z' #,:;.\"()\[\]{{}}≈~?-]*?)(?:(?P<currency>[{_CURRENCIES}]) ?)?"
+    rf"(?:(?:^|(?<=[:(≈~{_CURRENCIES}])|(?<=[:(≈~{_CURRENCIES}] ))(?P<sign>[+-]) ?"
+    rf"|(?<= )(?P<close>[+-])(?! ))?(?:(?P<behind>[{_CURRENCIES}]) ?)?"
+)
+_NO_NUMBER_BEFORE = re.compile(  # "ten minus 5" subtracts, log 5 is another number
+    r"(?:- ?\(?|\bminus )$|\b(?:not|sin|cos|tan|log|ln|sqrt|exp|mod|and|or)\b", re.IGNORECASE
+)
+_AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
+_NO_NUMBER_AFTER = re.compile(  # an operator, or one letter that is no unit: 5x is not 5
+    r"(?<![A-Za-z°])(?:[/-] *(?![A-Za-z])|(?![mgshlLNJWVAKCF])[A-Za-z](?<! a)(?![A-Za-z]))"
+)
+_MEASURE = re.compile(r"[A-Za-z°]+(?:/[A-Za-z]+)*[²³]?")
 _BEHIND = re.compile(
     r" ?%|[kKMB](?![A-Za-z])|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
     r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
+_IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
-_NEGATIVE = re.compile(
-    r"\bnegative $|(?:^|\b(?:is|are|was|were|be|to|equals|at) |[=:] )minus $", re.IGNORECASE
+_LEFT_TO_DO = re.compile(r"(?:[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?|± ?)$")  # 6 × 7 is no 7
+_UNDONE = re.compile(r" ?(?:[a-z]|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})")  # 45 = 9 × 5
+_SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
+    r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))(?:,? (?:or|which is|that is|ie)"
+    r"| \(=?) ?([$€£]?[0-9][0-9.,/]{0,15}(?: ?%| [a-z]{1,12})?)\W*$"
 )
-_LEFT_TO_DO = re.compile(r"[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?$")  # 6 × 7 is no 7
-_NEGATED = re.compile(r"- ?\( ?([0-9./ ]{1,60}?) ?\)")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?"
     "|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
@@ -141,8 +136,6 @@ _DATE = re.compile(
     rf"\b(?:{_MONTHS})\.? [0-9]|\b[0-9]{{1,2}}(?:st|nd|rd|th)? (?:of )?(?:{_MONTHS})\b"
     r"|\b[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}\b"
 )
-_BE = {"is", "are", "be", "equals", "to", "at"}
-_NO_PREFIX = {"not", "sin", "cos", "tan", "log", "ln", "sqrt", "exp", "mod", "and", "or"}
 
 
 @dataclass(frozen=True)
@@ -168,109 +161,19 @@ def read_quantity(text: str) -> Quantity | None:
     """The quantity that an answer states; None if it is none, or too long to be one."""
     if not 0 < len(text) <= LIMIT:
         return None
-    if _BARE.fullmatch(text):
-        return Quantity(Fraction(text))
     text = with_joined_thousands(stated(plain(text)))
     if is_date(text):
         return None
-    text = _FRACTION.sub(_with_slash, _REPEATING.sub(_repeated, text))
-    text = _PRICE.sub(r"\1\2.", _NEGATED.sub(r"-\1", _THOUSANDS.sub(_joined, text)))
-    right = _right_side(" ".join(text.split()))
-    if right is None:
-        return None
-    if (reciprocal := _RECIPROCAL.fullmatch(right)) is not None:
-        return _reciprocal(Fraction(reciprocal[1]), int(reciprocal[2]))
-    text = _UNIT_POWER.sub(lambda m: m[1].translate(_SUPERSCRIPTS), _AREA.sub(r"\1^\2", right))
+    text = _NEGATED.sub(r"-\1", _FRACTION.sub(_with_slash, _REPEATING.sub(_repeated, text)))
+    text = _right_side(" ".join(text.split()))
+    if (reciprocal := _RECIPROCAL.fullmatch(text)) is not None:
+        return _reciprocal(int(reciprocal[1]), int(reciprocal[2]))
+    text = _UNIT_POWER.sub(lambda m: m[1].translate(_SUPERSCRIPTS), text)
     matches = list(_NUMERAL.finditer(text := _POWER_OF_TEN.sub(r"1e\1", text)))
-    if len(matches) != 1:
-        return _in_words(text) if not matches else None
-    return _quantity(matches[0], text)
-
-
-def with_decimal_point(text: str) -> str:
-    """with_decimal_point("3,5") == "3.5": what no English number can be, but a European one is."""
-    return _COMMA.sub(r"\1.", text)
-
-
-def _with_slash(match: re.Match[str]) -> str:
-    return " {}/{} ".format(*filter(None, match.groups()))
-
-
-def _joined(match: re.Match[str]) -> str:
-    return "".join(filter(None, match.groups()))
-
-
-def _repeated(match: re.Match[str]) -> str:
-    """A decimal whose last digits go on for ever, as a fraction: 0.\\overline{3} is 3/9."""
-    whole, fixed, cycle = match[1], match[2], match[3] or match[4]
-    over = int(f"{whole}{fixed}{cycle}") - int(f"{whole}{fixed}" or "0")
-    return f"{over}/{'9' * len(cycle)}{'0' * len(fixed)}"
-
-
-def _reciprocal(base: Fraction, power: int) -> Quantity | None:
-    """2^{-3} is a way to write 1/8. (2^3 is none to write 8: it leaves the work undone.)"""
-    if not base or power * len(str(max(base.numerator, base.denominator))) > MAX_DIGITS:
-        return None
-    return Quantity(1 / base**power)
-
-
-def is_date(text: str) -> bool:
-    """Whether a day is named: its numbers are then no quantities. Capital letters tell May."""
-    return _DATE.search(text.title() if text.islower() and "may" not in text else text) is not None
-
-
-def last_number(text: str) -> str | None:
-    """The last number in running text as it stands there, with its sign, currency and percent.
-
-    None where the words around it say that it is not the answer.
-    """
-    text = _COMMA.sub(r"\1.", _THOUSANDS.sub(_joined, without_afterthought(text)))
-    found = _NUMERAL.finditer(text := _FRACTION.sub(_with_slash, text))
-    numbers = [one for one in found if not _IN_EXPONENT.search(text[: one.start()][-4:])]
-    if not numbers:
-        return None
-    start, end = numbers[-1].span()
-    whole = numbers[-1]["under"] and (_value(numbers[-1]) or Fraction(1, 2)).denominator == 1
-    if whole or _LEFT_TO_DO.search(text[max(start - 20, 0) : start]):
-        return None
-    if text[max(start - 2, 0) : start].strip().endswith("±"):
-        return None
-    sign = "-" if _NEGATIVE.search(text[max(start - 20, 0) : start]) else ""
-    if denied_in_text(text[max(start - 40, 0) : start], text[end : end + 80]):
-        return None
-    if start and text[start - 1] in _CURRENCIES:
-        start -= 1
-    if (ratio := _RATIO_BEFORE.search(text[max(start - 12, 0) : start])) is not None:
-        start -= len(ratio[0])
-    if text[max(start - 2, 0) : start] == "π/":
-        start -= 2
-    # A minus is a sign unless it could subtract from what stands directly before it.
-    if start and text[start - 1] in "-−" and not (text[start - 2 : start - 1].isalnum()):
-        start -= 1
-    return sign + text[start:end].rstrip(".") + _measured(text[end : end + 40])
-
-
-def _measured(after: str) -> str:
-    """What belongs to the number before it: a percent sign, a power, pi, a scale, a unit."""
-    match = _BEHIND.match(after)
-    word = (match["word"] or "").lower() if match else ""
-    return match[0] if match and (not word or word in _UNITS or word in SCALES) else ""
-
-
-def is_rounded(exactly: str, roughly: str) -> bool:
-    """Whether both are one number, the second rounded: two different ones would be two answers."""
-    exact, rough = read_quantity(exactly), read_quantity(roughly)
-    if exact is None or rough is None:
-        return False
-    decimals = len(match[1]) if (match := _DECIMALS.search(roughly)) else 0
-    close = abs(exact.value - rough.value) <= Fraction(1, 2 * 10**decimals)
-    return close or same_quantity(exact, rough)
-
-
-def said_twice(sentence: str) -> str | None:
-    """The quantity that a sentence ends on in two units, as "7500 cents ≈ $75"."""
-    match = _SAID_TWICE.search(sentence)
-    return " ≈ ".join(match.groups()) if match and is_rounded(*match.groups()) else None
+    if len(matches) == 1:
+        return _quantity(matches[0], text)
+    value, noun = (not matches and number_in_words(text)) or (None, "")
+    return None if value is None else Quantity(value, unit=noun if noun in _UNITS else None)
 
 
 def same_quantity(a: Quantity, b: Quantity) -> bool:
@@ -284,47 +187,107 @@ def same_quantity(a: Quantity, b: Quantity) -> bool:
     return a.value == b.value
 
 
-def _right_side(text: str) -> str | None:
+def is_rounded(exactly: str, roughly: str) -> bool:
+    """Whether both are one number, the second rounded: two different ones would be two answers."""
+    exact, rough = read_quantity(exactly), read_quantity(roughly)
+    if exact is None or rough is None:
+        return False
+    return abs(exact.value - rough.value) <= abs(exact.value) / 100 or same_quantity(exact, rough)
+
+
+def is_date(text: str) -> bool:
+    """Whether a day is named: its numbers are then no quantities. Capital letters tell May."""
+    return _DATE.search(text) is not None
+
+
+def with_decimal_point(text: str) -> str:
+    """with_decimal_point("3,5") == "3.5": what no English number can be, but a European one is."""
+    return _COMMA.sub(r"\1.", text)
+
+
+def said_twice(sentence: str) -> str | None:
+    """The quantity that a sentence ends on in two units, as "7500 cents ≈ $75"."""
+    match = _SAID_TWICE.search(sentence)
+    return " ≈ ".join(match.groups()) if match and is_rounded(*match.groups()) else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in running text as it stands there, with its sign, currency and percent.
+
+    None where the words around it say that it is not the answer.
+    """
+    joined = _THOUSANDS.sub(lambda m: "".join(filter(None, m.groups())), without_afterthought(text))
+    text = _FRACTION.sub(_with_slash, with_decimal_point(joined))
+    found = _NUMERAL.finditer(text)
+    numbers = [one for one in found if not _IN_EXPONENT.search(text[: one.start()][-4:])]
+    if not numbers:
+        return None
+    start, end = numbers[-1].span()
+    before = text[max(start - 40, 0) : start]
+    whole = numbers[-1]["under"] and (_value(numbers[-1]) or Fraction(1, 2)).denominator == 1
+    if whole or _LEFT_TO_DO.search(before) or denied_in_text(before, text[end : end + 80]):
+        return None
+    sign = "-" if _NEGATIVE.search(before) else ""
+    if start and text[start - 1] in _CURRENCIES:
+        start -= 1
+    if (ratio := _RATIO_BEFORE.search(text[max(start - 12, 0) : start])) is not None:
+        start -= len(ratio[0])
+    # A minus is a sign unless it could subtract from what stands directly before it.
+    if start and text[start - 1] in "-−" and not text[start - 2 : start - 1].isalnum():
+        start -= 1
+    return sign + text[start:end].rstrip(".") + _measured(text[end : end + 40])
+
+
+def _measured(after: str) -> str:
+    """What belongs to the number before it: a percent sign, a power, pi, a scale, a unit."""
+    match = _BEHIND.match(after)
+    word = (match["word"] or "").lower() if match else ""
+    return match[0] if match and (not word or word in _UNITS or word in SCALES) else ""
+
+
+def _right_side(text: str) -> str:
     """What stands after the last `=`: 5 in `x = 5` and `2 + 3 = 5`. Of `x = 3, y = 4`, nothing."""
     left, equals, right = text.replace("≈", "=").rpartition("=")
     if not equals:
         return text
     if left.endswith(("<", ">", "!", "\\")) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
-        return None
-    undone = r" ?(?:[a-z]|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})"  # 45 = 9 × 5
-    return left if "=" not in left and re.fullmatch(undone, right) else right.strip()
+        return ""
+    return left if "=" not in left and _UNDONE.fullmatch(right) else right.strip()
 
 
 def _quantity(match: re.Match[str], text: str) -> Quantity | None:
-    prefix, value = _prefix(text[: match.start()]), _value(match)
-    if prefix is None or value is None or denied(text[: match.start()], text[match.end() :]):
+    before, after = text[: match.start()], text[match.end() :]
+    prefix, value = _prefix(before), _value(match)
+    if prefix is None or value is None or denied(before, after):
         return None
     sign, currency = prefix
-    value, after = sign * value, text[match.end() :]
-    if after[:1] in _LETTER_SCALES and not after[1:2].isalnum() and (currency or after[0] in "kK"):
-        value *= _LETTER_SCALES[after[0]]
-        after = after[1:]
+    scale = _LETTER_SCALES.get(after[:1], 1)
+    if scale > 1 and not after[1:2].isalnum() and (currency or scale == 1000):
+        value, after = value * scale, after[1:]
     after = after.strip()
-    if after and after[0] in f"{_CURRENCIES}¢":
+    if after and after[0] in _CURRENCIES:
         currency, after = after[0], after[1:].strip()
-    if not _WORDS_AFTER.fullmatch(after) or _DANGLING.search(after):
+    if not _AFTER.fullmatch(after) or _NO_NUMBER_AFTER.search(after):
         return None
-    words = re.findall(r"[A-Za-z°]+[⁻¹²³⁴]*", after)
-    letters = [word.rstrip("⁻¹²³⁴") for word in words]
-    if any(
-        len(w) == 1 and w not in (_UNIT_LETTERS | {"a"} if i else _UNIT_LETTERS)
-        for i, w in enumerate(letters)
-    ):  # of a cup
-        return None
-    while words and words[0].lower() in SCALES:
-        value *= SCALES[words.pop(0).lower()]
+    while (word := after.partition(" ")[0].lower()) in SCALES:
+        value, after = value * SCALES[word], after[len(word) :].lstrip()
     percent = after.startswith(("%", "percent", "per cent"))
-    measure = words[0].lower() if words and not _RATE.search(after) else ""
-    if (speed := _SPEED.match(after)) is not None:
-        measure = speed[0].replace(" ", "").replace("perhour", "/h").lower()
-    measure = "sterling" if words[:2] == ["pounds", "sterling"] else measure
-    unit = currency or (measure if measure.rstrip("²³") in _UNITS else None)
-    return Quantity(value, percent, None if percent else unit)
+    measure = _MEASURE.match(after.replace(" per ", "/").replace(" / ", "/"))
+    name = measure[0].lower() if measure else ""
+    unit = currency or (name if name.rstrip("²³") in _UNITS else None)
+    return Quantity(sign * value, percent, None if percent else unit)
+
+
+def _prefix(before: str) -> tuple[int, str | None] | None:
+    """Sign and currency from the text before a number; None if that text is more than words."""
+    match = _BEFORE.fullmatch(before)
+    if match is None:
+        return None
+    negative = _NEGATIVE.search(match["words"]) is not None
+    if not negative and _NO_NUMBER_BEFORE.search(match["words"]):
+        return None
+    minus = negative or "-" in (match["sign"], match["close"])
+    return -1 if minus else 1, match["currency"] or match["behind"] or None
 
 
 def _unit(name: str) -> tuple[str, Fraction]:
@@ -334,48 +297,12 @@ def _unit(name: str) -> tuple[str, Fraction]:
     return dimension + name[len(name.rstrip("²³")) :], factor**power
 
 
-def _prefix(before: str) -> tuple[int, str | None] | None:
-    """Sign and currency from the text before a number; None if that text is more than words."""
-    rest, sign, currency = before, None, None
-    while rest.rstrip()[-1:] and rest.rstrip()[-1] in f"{_CURRENCIES}+-":
-        last, following = rest.rstrip()[-1], rest.endswith(" ")
-        rest = rest.rstrip()[:-1]
-        if last not in "+-":
-            currency = last
-        elif sign is None and (not rest.strip() or rest.rstrip()[-1] in f":(≈~{_CURRENCIES}"):
-            sign = last
-        elif sign is None and rest.endswith(" ") and not following:
-            sign = last  # "is -5" has a sign; "x - 5" and "x-5" subtract
-        else:
-            return None
-    if not _WORDS_BEFORE.fullmatch(rest) or re.search(r"- ?\(?$", rest):
-        return None
-    words = re.findall(r"[A-Za-z]+(?:'[A-Za-z]+)?", rest)
-    if words and words[-1].lower() in ("minus", "negative"):
-        if sign is not None or (
-            words[-1].lower() == "minus" and words[-2:-1] and words[-2] not in _BE
-        ):
-            return None  # "ten minus 5" subtracts
-        sign = "-"
-    if any(w.lower() in _NO_PREFIX or (len(w) == 1 and w not in "aAI") for w in words):
-        return None
-    return -1 if sign == "-" else 1, currency
-
-
 def _value(match: re.Match[str]) -> Fraction | None:
+    exponent, under = match["exponent"] or "0", _decimal(match["under"] or "1")
     number = _decimal(match["number"])
-    if number is None:
+    if number is None or not under or len(exponent) > 4 or abs(int(exponent)) > MAX_DIGITS:
         return None
-    if match["exponent"]:
-        if len(match["exponent"]) > 4 or abs(int(match["exponent"])) > MAX_DIGITS:
-            return None
-        return number * Fraction(10) ** int(match["exponent"])
-    if match["under"]:
-        under = _decimal(match["under"])
-        if not under:
-            return None
-        number /= under
-    return number + int(match["whole"] or 0)
+    return number / under * Fraction(10) ** int(exponent) + int(match["whole"] or 0)
 
 
 def _decimal(text: str) -> Fraction | None:
@@ -383,14 +310,22 @@ def _decimal(text: str) -> Fraction | None:
         return None
     if re.fullmatch(_EUROPEAN, text):
         text = text.replace(".", "").replace(",", ".")
-    text = re.sub(r"[,' _]", "", text)
-    return Fraction(f"{text}0") if text.endswith(".") else Fraction(text)
+    return Fraction(re.sub(r"[,' _]", "", text).removesuffix("."))
 
 
-def _in_words(text: str) -> Quantity | None:
-    """`twenty-one apples`, `two thirds`."""
-    spelled = number_in_words(text)
-    if spelled is None:
+def _with_slash(match: re.Match[str]) -> str:
+    return " {}/{} ".format(*filter(None, match.groups()))
+
+
+def _repeated(match: re.Match[str]) -> str:
+    """A decimal whose last digits go on for ever, as a fraction: 0.\\overline{3} is 3/9."""
+    whole, fixed, cycle = match[1], match[2], match[3] or match[4]
+    over = int(f"{whole}{fixed}{cycle}") - int(f"{whole}{fixed}" or "0")
+    return f"{over}/{'9' * len(cycle)}{'0' * len(fixed)}"
+
+
+def _reciprocal(base: int, power: int) -> Quantity | None:
+    """2^{-3} is a way to write 1/8. (2^3 is none to write 8: it leaves the work undone.)"""
+    if not base or power * len(str(base)) > MAX_DIGITS:
         return None
-    value, noun = spelled
-    return Quantity(value, unit=noun if noun in _UNITS else None)
+    return Quantity(Fraction(1, base**power))

@@ -1,0 +1,112 @@
+"""Whether formulas are equal, by math-verify: as it wants them written, and only harmless ones.
+
+Model output is hostile, and a computer algebra system expands whatever it is given: what it gets
+here is short, and has no towers of powers, no large factorials and nothing to sum or integrate.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from functools import cache, reduce
+from operator import and_, or_
+from typing import Any
+
+from groupwise.rewards.notation import HEXADECIMAL, LIMIT, with_powers
+from groupwise.rewards.quantities import is_date
+
+_SECONDS = 2
+_EQUATION = re.compile(r"(?=[^=]*[a-z])[^=]*[0-9a-z})] ?[-+*/^][^=]*=[^=]+")  # no x = 3
+_IN_BASE = re.compile(r"[0-9A-F]_\{?(?:\\text\{)?([0-9]{1,2})\}*$")
+_JOINED = re.compile(r"[ ,]*(?:\\(?:text|mbox) ?\{ ?)?\b(or|and)\b[ }]*")
+_BOUNDED = re.compile(  # x <= 5; the variable once and alone, so that nothing has to be solved
+    r"\s*[a-z] ?(?:[<>≤≥]=?|\\[lg](?:eq?|t)(?![a-z]))(?:[^<>=≤≥a-z\\]|\\[a-z]+){1,40}"
+)
+_RATIO = re.compile(r"[0-9] ?: ?[0-9]")
+_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]|\b[a-z] ?- ?[a-z]\b")
+_DANGEROUS = re.compile(
+    r"[0-9]{16}"  # a number that could be an exponent, or a factorial
+    r"|[0-9] ?[eE][+-]?[0-9]{3}"
+    r"|[)\]}|] ?(?:\^|\*\*) ?\{? ?[+-]? ?(?:[0-9]{2}|9)"  # a sum to a high power is expanded
+    r"|(?:\^|\*\*) ?\{? ?[+-]? ?[0-9]{4}"
+    r"|(?:\^|\*\*)[^,+\-=]{0,20}(?:\^|\*\*)"  # a tower
+    r"|[0-9]{3} ?!|[)\]}!] ?!|\\(?:int|iint|oint|sum|prod|lim|bigcup|bigcap)(?![a-z])"
+    r"|\\[dt]?binom(?! ?\{[0-9]{1,2}\} ?\{[0-9]{1,2}\})"
+)
+
+_COMMANDS = r"- - \times \cdot \infty \cup \cap \in \pm \sqrt \sqrt[3]"
+_SIGNS = {
+    ord(sign): f"{word} " for sign, word in zip("–−×·∞∪∩∈±√∛", _COMMANDS.split(), strict=True)
+}
+_DELIMITER = re.compile(
+    r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?"
+    r"|\\[bB]igg?[lr]?(?![A-Za-z])|\\[,;:!]"
+)
+_FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
+_ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
+
+
+def is_equation(text: str) -> bool:
+    """Whether both sides of = count: a + b = 12, and not x = 3."""
+    return _EQUATION.fullmatch(text) is not None
+
+
+def same_mathematics(readings: Sequence[str], truth: str) -> bool:
+    """Whether one of the readings of an answer is the truth."""
+    truth = _latex(truth)
+    given = [text for text in map(_latex, readings) if _comparable(text)]
+    if truth.startswith("\\{"):  # an interval, or a point, is no set
+        given = [text for text in given if text[0] not in "(["]
+    if is_equation(truth):  # of which it would compare the right side alone
+        given = [text for text in given if "=" in text]
+    # Of 11_2 and 11_3 it would compare the digits alone.
+    given = [text for text in given if _IN_BASE.findall(text) == _IN_BASE.findall(truth)]
+    if not given or not _comparable(truth):
+        return False
+    # Its time limits are signals, which only the main thread gets. Elsewhere, who calls has one.
+    seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
+    options = {"timeout_seconds": seconds, "allow_set_relation_comp": True}
+    try:  # `7 < x < 8` is the interval (7, 8), where that is the truth
+        right, ours = _read(truth, seconds), [_read(text, seconds) for text in given]
+        return any(_math_verify().verify(right, one, **options) for one in ours if right and one)
+    except Exception:  # whatever a parser of hostile text may raise: it is not the right answer
+        return False
+
+
+def _read(formula: str, seconds: int | None) -> Any:
+    """What math-verify makes of a formula; of `x < 1 or x > 2`, the set of both."""
+    parts = _JOINED.split(formula)
+    limits = len(parts) > 1 and all(map(_BOUNDED.fullmatch, parts[::2]))
+    texts = [f"${part}$" for part in (parts[::2] if limits else [formula])]
+    read = [_math_verify().parse(text, parsing_timeout=seconds) for text in texts]
+    if not limits:
+        return read[0]
+    sets = [one.as_set() if hasattr(one, "as_set") else one for one, *_ in read]
+    return [reduce(and_ if "and" in parts[1::2] else or_, sets)]
+
+
+def _comparable(formula: str) -> bool:
+    """Whether it is mathematics that a computer algebra system can be trusted with."""
+    if not _MATHEMATICAL.search(formula) or _RATIO.search(formula) or is_date(formula):
+        return False
+    depth = deepest = 0
+    for character in formula:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return len(formula) <= LIMIT // 3 and deepest <= 8 and not _DANGEROUS.search(formula)
+
+
+def _latex(text: str) -> str:
+    """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
+    text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
+    text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
+    return _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
+
+
+@cache
+def _math_verify() -> Any:
+    """Imported on first need: it brings sympy, which takes a second."""
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    return math_verify
