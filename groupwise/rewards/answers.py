@@ -55,9 +55,10 @@ _SAYS = re.compile(
 )
 _JSON = re.compile(
     r"[\"'](?:final[_ ]?)?(?:answer|choice|option|result|solution)[\"']\s{0,4}:\s{0,4}"
-    r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}))",
+    r"(?:\"([^\"\n]{1,200})\"|'([^'\n]{1,200})'|(-?[0-9][0-9.,eE+/-]{0,40}|null|true|false))",
     re.IGNORECASE,
 )
+_LONE_BACKSLASH = re.compile(r"(?<!\\)\\(?!\\)")
 _HOW_SURE = re.compile(
     r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure\b(?! to)|confiden|certain)"
     r"[^()\n]{0,30}\)?[.\s]*$"
@@ -250,7 +251,10 @@ def _is_not_meant(text: str, said: re.Match[str]) -> bool:
 def in_json(text: str) -> str | None:
     """The value of the last `"answer": ...`."""
     values = [value for groups in _JSON.findall(text) for value in groups if value]
-    return values[-1].rstrip(",.").strip() or None if values else None
+    if not values:
+        return None
+    value = values[-1] if _LONE_BACKSLASH.search(values[-1]) else values[-1].replace(r"\\", "\\")
+    return value.rstrip(",.").strip() or None
 
 
 def _in_prose(text: str) -> str | None:

@@ -38,7 +38,7 @@ _OPENS = re.compile(  # the letter first, then reasons; a list of the options is
     re.DOTALL,
 )
 _SAYS = re.compile(
-    r"(?:\b(?:answer|ans|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
+    r"(?:(?<!\bin )(?<!\bof )(?<!\bthan )\b(?:answer|ans|lösung|solution|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta"
     r"|risposta|resposta)\b|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
     r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?(?:is|are|(?:will|should|must|would) be"
     r"|ist|est|es|è|é|是|は|은)?[ \t]{0,3}(?:la )?(?:opción |opzione |opção )?"
@@ -46,7 +46,7 @@ _SAYS = re.compile(
     re.IGNORECASE,
 )
 _SAID = re.compile(
-    rf"{_LETTER}\)? (?:remains|is left|must be it\b|rather than|it is\b"
+    rf"{_LETTER}\)? (?:remains|survives|is left|must be it\b|rather than|it is\b"
     r"|(?:does|fits|works|matches|holds)[.!]?$|(?:is|was|must be|ist|est|es) (?:the |our |my )?"
     r"(?:correct|right|true|answer|best|better|only|confirmed|richtig))"
     rf"|{_LETTER}[」』\"']?(?:が(?:正解|答え)|是正确)",
@@ -198,7 +198,7 @@ def _last_sentence(text: str) -> str:
 def _in_words(sentence: str, options: Sequence[str]) -> str | None:
     """The option with whose formula, or words, a sentence ends, in any order: "a 4% loss" is "Loss
     of 4%"; else the only one whose words stand in it, and are not denied there."""
-    said = _tokens(sentence.rstrip(' .*$"”'))
+    said = _tokens(sentence.rstrip(" .*$\"'”"))
     ends, within = {}, []
     for letter, option in zip(LETTERS, options, strict=False):
         own = _tokens(option.casefold())

@@ -19,7 +19,7 @@ _MATHS = re.compile(
     r"[0-9√π∞∅]|\\(?!text|quad|math|begin|end|left|right)[a-z]{2}|\w\)? ?[-−+*/^=<>≤≥] ?\\?[a-z(]"
 )
 _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of functions
-    r"\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+|(?:and|or"
+    r"\$(?! )[^$\n]{1,200}(?<! )\$|\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+|(?:and|or"
     r"|sqrt|a?(?:sin|cos|tan)|cot|sec|csc|log|exp|det|mod)(?![A-Za-z])|(?P<word>[A-Za-z][a-z']{2,}"
     r"|(?:[IA]|(?i:is|it|to|of|we|in|at|by|as|so|if|on|an|be|do|no|us|ie|eg|es))(?![A-Za-z]))"
 )
@@ -27,7 +27,7 @@ _GLUE = re.compile(r"^[\s,;:.*]*(?:and|or)\b|\b(?:and|or)[\s,;]*$|(?<=\$)!+\s*$"
 _CONDITION = re.compile(  # what a formula holds for, why, and what it is in decimals
     r",? (?:(?:since|because|where|if|for (?:all|every|any|some))\b(?!.*\b(?:so|thus|is|are|get)\b)"
     r"|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
-    r"|(?:attained )?at \$?\w ?=)",
+    r"|(?:attained )?at \$?\w ?=)|(?<=\$) as (?=\$)",
     re.IGNORECASE,
 )
 _TASK = re.compile(  # is still to be done: "we need to factor x² - 1"
@@ -76,7 +76,7 @@ def _last_formula(sentence: str) -> str | None:
     edges = [0, *(edge for word in words for edge in word.span()), len(sentence)]
     for begin, end in reversed(list(zip(edges[::2], edges[1::2], strict=True))):
         if _MATHS.search(sentence[begin:end]):
-            before = re.split(r"[,;:]|\bbut\b", sentence[max(begin - 30, 0) : begin])[-1]
+            before = re.split(r"[,;:]|(?<!thing )\bbut\b", sentence[max(begin - 30, 0) : begin])[-1]
             if denied(before, sentence[end : end + 30]):
                 return None
             return _GLUE.sub("", sentence[begin:end]).strip(" .,;:*_") or None

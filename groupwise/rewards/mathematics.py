@@ -42,6 +42,9 @@ _DELIMITER = re.compile(
     r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?"
     r"|\\[bB]igg?[lr]?(?![A-Za-z])|\\[,;:!]"
 )
+_PLUS_MINUS = re.compile(r"(?:[a-z] ?=)?([^=]*)\\pm(?![a-z])([^=]*)")
+_DESCENDING = re.compile(r"([^<>=≤≥\\]{1,40})(≥|>|\\geq?) ?([a-z]) ?(≥|>|\\geq?)([^<>=≤≥\\]{1,40})")
+_FLIPPED = {"≥": "≤", ">": "<", "\\ge": "\\le ", "\\geq": "\\le "}
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 
@@ -97,10 +100,17 @@ def _comparable(formula: str) -> bool:
 
 
 def _latex(text: str) -> str:
-    """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command."""
+    """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command, both
+    values of ±, chains of inequalities from the lower end."""
     text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
-    return _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
+    text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
+    if (both := _PLUS_MINUS.fullmatch(text)) and "\\pm" not in both[1]:
+        return f"{both[1]}+{both[2]}, {both[1]}-{both[2]}"
+    if chain := _DESCENDING.fullmatch(text):  # 3 > x > 1
+        high, above, variable, below, low = chain.groups()
+        return f"{low}{_FLIPPED[below]}{variable}{_FLIPPED[above]}{high}"
+    return text
 
 
 @cache

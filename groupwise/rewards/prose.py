@@ -26,7 +26,7 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"|, (?:as|which is (?:[^ ]{1,12} ){0,2}(?:below|above|less|more|under|over|within|between)"
     rf"|including|assuming|based on|and (?:any|every)(?:one|body)|whos?e?|of which"
     rf"|with {_AMOUNT} [a-z ]{{1,30}}|or {_AMOUNT} (?:[a-z]{{1,12}} )?(?:an?|per|each|every))\b"
-    r"(?!.*(?:=|\b(?:so|leav\w+)\b)).*$"
+    r"(?!.*(?:=|\b(?:so|hence|thus|leav\w+)\b)).*$"
     r"|,? (?:if|compared (?:to|with)|according to|(?:at|by) the end of|(?:after|before) \w+ing)\b"
     rf"{_UNLESS_MORE}| ?\([^()]*\)\W{{0,5}}$"
     r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|during)(?: the| base)? [0-9]{1,6}[a-z! ]{0,40}\W{0,5}$"
@@ -52,6 +52,7 @@ _IS_IN_WORDS = re.compile(
     re.IGNORECASE,
 )
 _FORMULA_OF_NUMBER = re.compile(r"(?<![\\$])\$(-?[0-9][0-9.,]{0,15}(?:\\?%)?)\$(?![0-9$])")
+_DOLLARS_AND_CENTS = re.compile(r"\b([0-9]{1,6}) dollars and ([0-9]{2}) cents\b")
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
 
 
@@ -61,6 +62,7 @@ def concluded(text: str) -> str | None:
     Questions, checks and offers behind the answer are passed over, and clauses that give a reason.
     """
     text = _FORMULA_OF_NUMBER.sub(r"\1", prose_characters(text))
+    text = _DOLLARS_AND_CENTS.sub(r"$\1.\2", text)
     text = _HOURS_AND_MINUTES.sub(lambda m: f"{60 * int(m[1]) + int(m[2])} minutes", text)
     if not (sentences := concluding(text)):
         return None
@@ -113,7 +115,7 @@ def _until_result(sentence: str, before: str) -> str:
     places = [n for n, match in enumerate(numbers) if _digits(match[0]) == result]
     behind = numbers[places[-1] + 1 :] if places else []
     goes_on = behind and re.search(
-        r"=|(?:,|^) (?:then|so|we) ", sentence[numbers[places[-1]].end() :]
+        r"=|(?:,|^) (?:then|so|we|it) ?", sentence[numbers[places[-1]].end() :]
     )
     if not behind or goes_on or not all(_digits(match[0]) in given for match in behind):
         return sentence
