@@ -92,6 +92,10 @@ _ANOTHER_CHOICE = re.compile(
     rf"\b(?:is|was) (?:not|{WRONG})\b|\b(?:or|and)\b|\(?\b[A-Ja-j]\)|^[A-J]\b"
 )
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")  # as some of MATH's are
+_BOTH_BOXES = re.compile(
+    r"\\boxed\{([^{}]{1,60})\}[\s$\\)]{0,8},?\s(?:or|and)\s[\s$\\(]{0,8}"
+    r"(?:[a-z] ?= ?)?\\boxed\{([^{}]{1,60})\}"
+)
 _MEANINGS = re.compile(
     r"(?P<infinitely_many>(?:infinitely many|∞|\\infty)(?: solutions?)?)"
     r"|(?P<no_solution>no solutions?|∅)"
@@ -125,14 +129,14 @@ def final_answer(text: str) -> str | None:
 
 
 def _final(text: str) -> str | None:
-    if (marked := _marked(text)) is not None:
-        return marked
-    tail = text[-TAIL:]
-    if (said := _after_saying_so(tail)) is None:
-        return _unmarked(tail)
-    if len(said) > SHORT and said[0].isupper():  # Answer: Ray takes 54 minutes longer than ...
-        return concluded(said) or said
-    return said
+    given = _marked(text)
+    if given is None:
+        given = _after_saying_so(text[-TAIL:])
+    if given is None:
+        return _unmarked(text[-TAIL:])
+    if len(given) > SHORT and given[0].isupper():  # Answer: Ray takes 54 minutes longer than ...
+        return concluded(given) or given
+    return given
 
 
 def _marked(text: str) -> str | None:
@@ -140,8 +144,10 @@ def _marked(text: str) -> str | None:
     if "<answer>" in text and "</answer>" in text:
         content = tag_content(text, "answer") or ""
         return (boxed_answer(content) or content).strip()
-    boxed = boxed_answer(text)
-    return boxed if boxed is not None else _after_hashes(text) or in_json(text[-TAIL:])
+    if (boxed := boxed_answer(text)) is None:
+        return _after_hashes(text) or in_json(text[-TAIL:])
+    both = _BOTH_BOXES.findall(text[-TAIL:])  # two solutions, or one who has not decided
+    return " or ".join(both[-1]) if both and both[-1][1] == boxed else boxed
 
 
 def _unmarked(tail: str) -> str | None:

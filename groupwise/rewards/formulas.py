@@ -19,8 +19,9 @@ _MATHS = re.compile(
     r"[0-9√π∞∅]|\\(?!text|quad|math|begin|end|left|right)[a-z]{2}|\w\)? ?[-−+*/^=<>≤≥] ?\\?[a-z(]"
 )
 _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of functions
-    r"\$(?! )[^$\n]{1,200}(?<! )\$|\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+|(?:and|or"
-    r"|sqrt|a?(?:sin|cos|tan)|cot|sec|csc|log|exp|det|mod)(?![A-Za-z])|(?P<word>[A-Za-z][a-z']{2,}"
+    r"\$(?! )[^$\n]{1,200}(?<! )\$"
+    r"|\\(?:begin|end|text[a-z]*|math[a-z]+|operatorname|mbox)\{[^{}]{0,60}\}|\\[A-Za-z]+"
+    r"|(?:and|or|sqrt|a?(?:sin|cos|tan)|cot|sec|csc|log|exp|det|mod)(?![A-Za-z])|(?P<word>[A-Za-z][a-z']{2,}"
     r"|(?:[IA]|(?i:is|it|to|of|we|in|at|by|as|so|if|on|an|be|do|no|us|ie|eg|es))(?![A-Za-z]))"
 )
 _GLUE = re.compile(r"^[\s,;:.*]*(?:and|or)\b|\b(?:and|or)[\s,;]*$|(?<=\$)!+\s*$")

@@ -45,6 +45,9 @@ _DELIMITER = re.compile(
 _PLUS_MINUS = re.compile(r"(?:[a-z] ?=)?([^=]*)\\pm(?![a-z])([^=]*)")
 _DESCENDING = re.compile(r"([^<>=≤≥\\]{1,40})(≥|>|\\geq?) ?([a-z]) ?(≥|>|\\geq?)([^<>=≤≥\\]{1,40})")
 _FLIPPED = {"≥": "≤", ">": "<", "\\ge": "\\le ", "\\geq": "\\le "}
+_SET_OF = re.compile(
+    r"\\\{ ?([a-z]) ?(?:\\in ?(?:\\mathbb\{R\}|R) ?)?(?:\\mid|\||:)(?![a-z]) ?(.*)\\\}"
+)
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 
@@ -105,6 +108,8 @@ def _latex(text: str) -> str:
     text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
+    if (members := _SET_OF.fullmatch(text)) is not None:
+        text = members[2].strip()
     if (both := _PLUS_MINUS.fullmatch(text)) and "\\pm" not in both[1]:
         return f"{both[1]}+{both[2]}, {both[1]}-{both[2]}"
     if chain := _DESCENDING.fullmatch(text):  # 3 > x > 1

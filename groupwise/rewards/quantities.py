@@ -122,10 +122,11 @@ _BEHIND = re.compile(
 )
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
-_LEFT_TO_DO = re.compile(r"(?:[0-9)]\$? ?(?:[×*+·÷]| [-−]) \$?|± ?)$")  # 6 × 7 is no 7
+_LEFT_TO_DO = re.compile(r"(?:[0-9)]%?\$? ?(?:[×*+·÷]| [-−]) \$?|± ?)$")  # 6 × 7 is no 7
 _UNDONE = re.compile(r" ?(?:[a-z]|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})")  # 45 = 9 × 5
 _SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
-    r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))(?:,? (?:or(?: equivalently)?|which is|that is|ie)"
+    r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))"
+    r"(?:,? (?:or(?: equivalently)?|which is|that is|ie)"
     r"| \(=?) ?([$€£]?[0-9][0-9.,/]{0,15}(?: ?%| [a-z]{1,12})?)\W*$"
 )
 _MONTHS = (

@@ -38,11 +38,13 @@ _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9])",
     re.IGNORECASE | re.DOTALL,
 )
+_AFTER_ALL = re.compile(r"\b(?:but|so)\b.{0,200}[0-9]", re.DOTALL)
 _UNDECIDED = re.compile(  # in the last sentence
     r"\b(?:can(?:no|')t|could(?:n't| not)|(?:unable|not able|impossible) to)"
     r" (?:be (?:determined|known)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\b(?:don't|do not) know\b|\bneed (?:some )?more information\b"
-    r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which (?:is|gives)|and|of|the)[ :]*$"
+    r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which (?:is|gives)|and|of"
+    r"|the)[ :]*$"
     r"|无法确定|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]"
@@ -62,8 +64,7 @@ def concluding(text: str) -> list[str]:
     """The sentences of a text up to its conclusion; none where it does not decide on one."""
     sentences = _sentences(without_checks(_ASIDE.sub("", _ABBREVIATED.sub(r"\1\2\3", text))))
     said = [match[0] for match in sentences if not match[0].rstrip("\"')]*_ ").endswith("?")]
-    stated = [sentence for sentence in said if not is_hypothetical(sentence)]
-    said = stated if any(map(_DIGIT.search, stated)) else said
+    said = [text for text in said if _AFTER_ALL.search(text) or not is_hypothetical(text)]
     if not said or _UNDECIDED.search(said[-1]) or any(map(_REFUSES.search, said)):
         return []
     return said
