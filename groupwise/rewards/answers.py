@@ -19,7 +19,7 @@ from typing import Any
 from groupwise.rewards.formulas import concluded_formulas, concludes_with
 from groupwise.rewards.mathematics import is_equation, same_mathematics
 from groupwise.rewards.notation import LIMIT, plain
-from groupwise.rewards.prose import concluded
+from groupwise.rewards.prose import concluded, with_ratio_sign
 from groupwise.rewards.quantities import (
     Quantity,
     extract_number,
@@ -111,7 +111,7 @@ def correct(completion: str, answer: Any) -> bool:
         return True
     if len(truth) > LIMIT or _true_quantity(truth) is not None or _marked(text) is not None:
         return False
-    if given is None and len(text) <= SHORT and same_answer(text, truth):
+    if len(text) <= SHORT and same_answer(text, truth):
         return True
     tail = text[-TAIL:]
     words = plain(truth).casefold()
@@ -162,6 +162,8 @@ def same_answer(given: str, truth: str) -> bool:
     given, truth = (_unboxed(text).strip() for text in (given, truth))
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
+    if ":" in truth:
+        given = with_ratio_sign(given)  # 3 to 4
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
     if is_rounded(exactly, roughly):  # 1/6 ≈ 0.167
         return same_answer(exactly, truth) or same_answer(roughly, truth)

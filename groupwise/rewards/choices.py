@@ -38,7 +38,7 @@ _OPENS = re.compile(  # the letter first, then reasons; a list of the options is
     re.DOTALL,
 )
 _SAYS = re.compile(
-    r"(?:(?<!\bin )(?<!\bof )(?<!\bthan )\b(?:answer|ans|lösung|solution|option|choice|pick"
+    r"(?:(?<![0-9%] in )(?<!\bof )(?<!\bthan )\b(?:answer|ans|lösung|solution|option|choice|pick"
     r"|(?:right|correct) one|antwort|réponse|respuesta|risposta|resposta)\b"
     r"|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
     r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?(?:is|are|(?:will|should|must|would) be"
@@ -60,14 +60,17 @@ _CONCLUDES = re.compile(
     r"|correct:|I meant?|probably|likely)[,: ]{0,2}|(?:→|->|=>|⇒) ?)(?:only |wait,? |I choose )?"
     rf"{_NAMED}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
-_CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B.
+_CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are wrong
     rf"(?:\b(?:[Nn]ot|isn't|[Nn]icht|[Nn]on) (?:option |choice )?\(?[A-J]\)?(?:, [^,;.]{{1,60}},"
     r"|,)? (?:but|sondern|ma) (?:rather )?"
-    r"|(?:\b[Nn]othing|n(?:o|')t be anything) (?:but|other than) )"
-    rf"{_NAMED}|(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t(?:'s| is) )?{_NAMED}\)?[.!]?$"
+    r"|(?:\b[Nn]othing|n(?:o|')t be anything) (?:but|other than|except) )"
+    rf"{_NAMED}|(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t(?:'s| is) |[Yy]es, )?"
+    rf"{_NAMED}\)?[.!]?$"
+    rf"|\b(?:[Aa]ll|[Ee]very)[a-z ]{{1,20}} (?:but|except) {_NAMED}\)? (?:is|are|can be)"
+    rf" (?:{WRONG}|\w+ out)"
 )
 _LONE = re.compile(  # on a line of its own, with a remark in brackets or without
-    rf"(?<!,)\n[ \t(\[*]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
+    rf"(?<!,)\n[ \t(\[*>]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
     r"(?:[(\[](?:confidence|certainty|see|cf|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
 )
 _STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
@@ -207,7 +210,7 @@ def _in_words(sentence: str, options: Sequence[str]) -> str | None:
         place = _place(own, said, worded)
         if place is None or not 1 < len("".join(own)) < 60 or (number and not worded):
             continue
-        before = re.split("[;,]", " ".join(said[:place][-8:]))[-1]
+        before = re.split("[;,]", " ".join(said[:place][-8:]))[-1].rstrip(" \"'")
         after = said[place + len(own) :]
         strictly = number or said[place:][: len(own)] != own
         behind = NOT_THAT.search(before) or (strictly and denied(before, ""))

@@ -38,7 +38,7 @@ _TASK = re.compile(  # is still to be done: "we need to factor x² - 1"
     re.IGNORECASE,
 )
 _SPOKEN = {"square root of": "√", "cube root of": "∛", "squared": "^2", "cubed": "^3", "pi": "π"}
-_SPOKEN |= {"plus": "+", "minus": "-", "times": "*"}
+_SPOKEN |= {"plus": "+", "minus": "-", "times": "*", "infinity": "∞"}
 _IN_SPEECH = re.compile(
     rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
 )

@@ -44,7 +44,7 @@ _UNDECIDED = re.compile(  # in the last sentence
     r" (?:be (?:determined|known)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\b(?:don't|do not) know\b|\bneed (?:some )?more information\b"
     r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which (?:is|gives)|and|of"
-    r"|the)[ :]*$"
+    r"|the|by)[ :]*$"
     r"|无法确定|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]"
