@@ -82,7 +82,7 @@ _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _LAST_FORMULA = re.compile(
     r"(?:\$[^$]{1,200}\$\$?|\\[(\[](?:(?!\\[(\[]).){1,200}\\[)\]])[\s.!*]*$", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|。|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s|$)")
+_SENTENCE_END = re.compile(r"\n|。|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s(?!=)|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
     r"[(\[{\"']?([A-J])(?:[)\]}\"'][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",

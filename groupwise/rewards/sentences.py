@@ -18,7 +18,7 @@ _IN_BRACKETS = re.compile(r"(?<=[.!?\n])[\s*_]{0,8}\([^()]{5,400}\)[\s.*_]{0,8}\
 _CHECKS = re.compile(  # how sentences begin that check, compare, refer to or offer something
     r"[\W_]*(?:(?:quick |sanity |double[- ])?check|(?:to )?(?:verify|(?:double[- ])?check)"
     r"|verification|v[ée]rifi[ck]a\w{2,6}|preuve|probe|for (?:instance|example|comparison)"
-    rf"|not {_AMOUNT},?(?! but)|see (?:also|the|chapter|section|theorem|page|fig)"
+    rf"|not {_AMOUNT},?(?! but)|see"
     r"|(?:this|that|it|which)(?: result| answer)? (?:also )?(?:matches|agrees|fits|checks|works"
     r"|makes sense|(?:follows|comes) from|is (?:consistent|plausible|reasonable))"
     r"|(?:this|that|it)(?:'s| is) (?:more|less|fewer|[a-z]{2,10}er) than"
