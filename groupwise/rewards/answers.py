@@ -82,7 +82,7 @@ _FORMULA_SIGN = re.compile(r"[\\=^/]")
 _LAST_FORMULA = re.compile(
     r"(?:\$[^$]{1,200}\$\$?|\\[(\[](?:(?!\\[(\[]).){1,200}\\[)\]])[\s.!*]*$", re.DOTALL
 )
-_SENTENCE_END = re.compile(r"\n|。|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?:\s(?!=)|$)")
+_SENTENCE_END = re.compile(r"\n|。|[.!?](?<!\bi\.e\.)(?<!\be\.g\.)(?<!\bp\.)(?:\s(?!=)|$)")
 _CHOICE = re.compile(
     r"(?:(?:the )?(?:correct )?(?:option|choice|answer)(?: is|:)? ?)?"
     r"[(\[{\"']?([A-J])(?:[)\]}\"'][.:]?|[.:]| ?-|)(?:(?<=[)\].:-])\s(.*))?",
@@ -134,7 +134,7 @@ def _final(text: str) -> str | None:
         given = _after_saying_so(text[-TAIL:])
     if given is None:
         return _unmarked(text[-TAIL:])
-    if len(given) > SHORT and given[0].isupper():  # Answer: Ray takes 54 minutes longer than ...
+    if SHORT < len(given) <= LIMIT and given[0].isupper():  # Ray takes 54 minutes longer than ...
         return concluded(given) or given
     return given
 

@@ -38,11 +38,11 @@ _OPENS = re.compile(  # the letter first, then reasons; a list of the options is
     re.DOTALL,
 )
 _SAYS = re.compile(
-    r"(?:(?<![0-9%] in )(?<!\bof )(?<!\bthan )\b(?:answer|ans|lösung|solution|option|choice|pick"
-    r"|(?:right|correct) one|antwort|réponse|respuesta|risposta|resposta)\b"
+    r"(?:(?<![0-9%] in )(?<!\bof )(?<!\bthan )(?<!\bnot )\b(?:answer|ans|lösung|solution"
+    r"|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta|risposta|resposta)\b"
     r"|الإجابة|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
     r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?(?:is|are|(?:will|should|must|would) be"
-    r"|ist|est|es|è|é|是|は|은)?[ \t]{0,3}(?:la )?(?:opción |opzione |opção )?"
+    r"|ist|est|es|è|é|是|は|은)?[ \t]{0,3}(?:la )?(?:opción |opzione |opção |letter |lettre )?"
     rf"(?:option|choice)?[\s:=,.\-–—>→(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )

@@ -29,7 +29,6 @@ _DANGEROUS = re.compile(
     r"|[0-9] ?[eE][+-]?[0-9]{3}"
     r"|[)\]}|] ?(?:\^|\*\*) ?\{? ?[+-]? ?(?:[0-9]{2}|9)"  # a sum to a high power is expanded
     r"|(?:\^|\*\*) ?\{? ?[+-]? ?[0-9]{4}"
-    r"|(?:\^|\*\*)[^,+\-=]{0,20}(?:\^|\*\*)"  # a tower
     r"|[0-9]{3} ?!|[)\]}!] ?!|\\(?:int|iint|oint|sum|prod|lim|bigcup|bigcap)(?![a-z])"
     r"|\\[dt]?binom(?! ?\{[0-9]{1,2}\} ?\{[0-9]{1,2}\})"
 )
@@ -49,6 +48,7 @@ _SET_OF = re.compile(
     r"\\\{ ?([a-z]) ?(?:\\in ?(?:\\mathbb\{R\}|R) ?)?(?:\\mid|\||:)(?![a-z]) ?(.*)\\\}"
 )
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
+_DEGREES = re.compile(r"\\(sin|cos|tan) ?\(?([0-9.]{1,6}) ?(?:°|\^ ?\{? ?\\circ ?\}?)\)?")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 
 
@@ -99,13 +99,33 @@ def _comparable(formula: str) -> bool:
     for character in formula:
         depth += (character in "([{") - (character in ")]}")
         deepest = max(deepest, depth)
-    return len(formula) <= LIMIT // 3 and deepest <= 8 and not _DANGEROUS.search(formula)
+    harmless = deepest <= 8 and not _DANGEROUS.search(formula) and not _is_tower(formula)
+    return len(formula) <= LIMIT // 3 and harmless
+
+
+def _is_tower(formula: str) -> bool:
+    """Whether an exponent has an exponent or a factorial: 9^{0+9^9} and 9^{12!}, not a^2b^3."""
+    text = formula.replace(" ", "").replace("**", "^")
+    for sign in re.finditer(r"\^[+-]?", text):
+        depth = 0
+        for place in range(sign.end(), len(text)):
+            character = text[place]
+            if character in "^!":
+                return True
+            depth += (character in "{(") - (character in "})")
+            if depth <= 0 and character not in ".0123456789":
+                ends = character in "})" or place == sign.end()
+                if ends and text[place + 1 : place + 2] == "^":
+                    return True
+                break
+    return False
 
 
 def _latex(text: str) -> str:
     """A formula as a LaTeX parser wants it: no delimiters, no Unicode for what has a command, both
     values of ±, chains of inequalities from the lower end."""
     text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
+    text = _DEGREES.sub(r"\\\1(\\frac{\2\\pi}{180})", text)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
     if (members := _SET_OF.fullmatch(text)) is not None:

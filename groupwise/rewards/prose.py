@@ -22,7 +22,7 @@ _INFINITELY_MANY = re.compile(r"(?<!not )\binfinitely many\b", re.IGNORECASE)
 _UNLESS_MORE = r"(?!.*(?:, |=|\b(?:so|has|have|had|are|remains?|left|leav\w+)\b)).*$"
 _CLAUSE = re.compile(  # what explains or compares the number before it; a group in it is kept
     r"(?<!but)(?<!and)[,;]? (?:since|because|given that|ya que|porque|parce que|weil|denn|perché"
-    r"|poiché|omdat|car (?:il|elle|c'est|le|la|les|nous|vous|je|chaque|une?))\b.*$"
+    r"|poiché|omdat|car (?:il|elle|c'est|le|la|les|nous|vous|je|chaque|une?))\b[^;]*$"
     r"|, (?:as|which is (?:[^ ]{1,12} ){0,2}(?:below|above|less|more|under|over|within|between)"
     rf"|including|assuming|based on|and (?:any|every)(?:one|body)|whos?e?|of which"
     rf"|with {_AMOUNT} [a-z ]{{1,30}}|or {_AMOUNT} (?:[a-z]{{1,12}} )?(?:an?|per|each|every))\b"
@@ -30,6 +30,8 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"|,? (?:if|compared (?:to|with)|according to|(?:at|by) the end of|(?:after|before) \w+ing)\b"
     rf"{_UNLESS_MORE}| ?\([^()]*\)\W{{0,5}}$"
     r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|during)(?: the| base)? [0-9]{1,6}[a-z! ]{0,40}\W{0,5}$"
+    r"|[,;:]?(?: and| it| which)\b[a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}"
+    r"\W{0,5}$"
     # 2 seconds slower than Team 1; needs 7 packs to equip everybody with 2
     rf"|(?<=[0-9] )((?:[a-z]{{1,15}} ){{0,3}}(?:[a-z]{{2,10}}er|more|less)) than {_UNLESS_MORE}"
     rf"|(\b(?:need|take|require)s? [a-z ]{{0,40}}{_AMOUNT} [a-z ]{{1,40}}?) to"

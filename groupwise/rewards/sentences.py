@@ -45,6 +45,7 @@ _UNDECIDED = re.compile(  # in the last sentence
     r"|\bnot (?:sure|certain)\b|\b(?:don't|do not) know\b|\bneed (?:some )?more information\b"
     r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which (?:is|gives)|and|of"
     r"|the|by)[ :]*$"
+    r"|\b(?:need|have) to [a-z]{3,12}$"
     r"|无法确定|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]"

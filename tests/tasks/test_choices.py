@@ -220,8 +220,8 @@ def test_votes_are_letters_and_the_form_is_tags() -> None:
 def test_huge_texts_cost_little() -> None:
     import time
 
-    start = time.perf_counter()
+    start = time.process_time()
     for piece in ("answer ", "answer is ", "option\n", "A ", "<answer>", "A) ", "\nA"):
         chosen(piece * (200_000 // len(piece)), OPTIONS)
         chosen(f"<answer>{piece * 30_000}</answer>", OPTIONS)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
