@@ -67,7 +67,7 @@ _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
     r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
     r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|(?:do not|don't) (?:think|believe)"
     r"|doubt|tempt(?:ed|ing)|wrong|incorrect|naive)"
-    r"\b[^.!?\n]{0,40}$",
+    r"\b(?:(?!\bbut\b)[^.!?\n]){0,40}$",
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
@@ -146,6 +146,9 @@ def _marked(text: str) -> str | None:
         return (boxed_answer(content) or content).strip()
     if (boxed := boxed_answer(text)) is None:
         return _after_hashes(text) or in_json(text[-TAIL:])
+    later = _after_saying_so(text[text.rfind(boxed) + len(boxed) :][-TAIL:])
+    if later and read_quantity(later) is not None:
+        return later  # The correct answer is 31.
     both = _BOTH_BOXES.findall(text[-TAIL:])  # two solutions, or one who has not decided
     return " or ".join(both[-1]) if both and both[-1][1] == boxed else boxed
 

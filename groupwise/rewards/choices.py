@@ -140,7 +140,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if len(marks) > 1 or ticked:
         ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
-    if _HESITATES.search(_last_sentence(tail)):
+    if _HESITATES.search(_last_sentence(tail).rpartition(", but ")[2]):
         return None
     tail = "\n" + without_checks(without_hypotheses(tail)).strip(" \n✅✓✔")
     denied_at = {match[1]: match.start(1) for match in _DENIES.finditer(tail)}

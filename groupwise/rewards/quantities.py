@@ -117,7 +117,8 @@ _NO_NUMBER_AFTER = re.compile(  # an operator, or one letter that is no unit: 5x
 )
 _MEASURE = re.compile(r"[A-Za-z°]+(?:/[A-Za-z]+)*[²³]?")
 _BEHIND = re.compile(
-    r" ?%|[kKMB](?![A-Za-z])|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
+    r" ?(?:%|per ?cent\b)|_[0-9]{1,2}(?![0-9])|[kKMB](?![A-Za-z])"
+    r"|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
     r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")

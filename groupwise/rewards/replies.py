@@ -23,7 +23,8 @@ _ANSWERED = re.compile(  # a mark, a letter or number alone, a calculation, a co
 _NEXT_EXERCISE = re.compile(
     r"(?:\A|\n)[\s#*>\[(_-]{0,8}(?:(?P<turn>human|user)\b|(?:(?:another|next|new|similar|follow-?up"
     r"|practice) (?:example|problem|question|exercise)|q|question|problem|exercise|instruction"
-    r"|example(?= [0-9])|问题|题目)(?: ?(?P<number>[0-9]{1,3}))?)[\])*_]{0,3} ?[:.)\n]",
+    r"|example(?= [0-9])|问题|题目)(?: ?(?P<number>[0-9]{1,3}))?"
+    r"|[0-9]{1,3}(?=[.)] [^\n]{10,400}\?\s*\n))[\])*_]{0,3} ?[:.)\n]",
     re.IGNORECASE,
 )
 

@@ -29,6 +29,11 @@ _CHECKS = re.compile(  # how sentences begin that check, compare, refer to or of
     r"|(?:I(?:'m| am) [0-9.]{1,5} ?% |my )?(?:confiden|certain|sure)\w*)\b",
     re.IGNORECASE,
 )
+_CHECKED_BELOW = re.compile(  # a paragraph that checks what stands above it
+    r"\n[\W_]{0,8}(?:verification|(?:let's|let us|to) (?:double[- ])?(?:check|verify)|check)\b"
+    r"(?!.*(?:\b(?:so|thus|therefore|hence|answer|mistake|wrong|instead|actually)\b|\\boxed)).*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
 _SO = re.compile(r"\b(?:so|thus|therefore|hence)\b.*?(?:[0-9]|\b[A-J]\b)")
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"[^.!?\n]{0,120}\bwould be\b[^.!?\n]{0,60}\bif\b"
@@ -73,6 +78,8 @@ def concluding(text: str) -> list[str]:
 
 def without_checks(text: str) -> str:
     """A text without the remarks at its end: in brackets, checks, comparisons, offers."""
+    if (checked := _CHECKED_BELOW.search(text)) and _DIGIT.search(text[: checked.start()]):
+        text = text[: checked.start()]
     while (remark := _IN_BRACKETS.search(text)) and _WORD.search(text[: remark.start()]):
         text = text[: remark.start()]
     sentences = _sentences(text)
