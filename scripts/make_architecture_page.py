@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "load": "from a config to the parts of a run; the one place that maps names to code",
         "describe": "what a run computes with and where, in words",
     },
-    "Answers": {
+    "Sampling": {
         "environments": "tools and games: an answer as a conversation, token exact, over an engine",
         "remote": "over HTTP and in other processes: reference server, sampling workers, vLLM",
         "rollout": "the engine protocol, the native engine and transformers' `generate`",
@@ -49,7 +49,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Problems and records": {
         "tasks": "one file per task: problems in three splits, and how to judge an answer",
-        "rewards": "reward functions, answer parsing, and the worker that runs them in isolation",
+        "rewards": "reward functions, and the worker that runs them in isolation",
+        "answers": "what an answer's text states at its end, and whether that is the right answer",
         "report": "a finished run: in the terminal, on a page, as a model card, beside others",
         "tracking": "the run folder, the console, trackers",
         "diagnose": "what the metrics say is wrong: one pure function per symptom",

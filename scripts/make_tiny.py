@@ -32,8 +32,8 @@ from embedded_model import (
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from groupwise.answers.tags import think_answer_format
 from groupwise.config.tasks import ArithmeticTask, CountdownTask
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import arithmetic, countdown
 from groupwise.tasks.base import split_of
 from groupwise.types import Problem

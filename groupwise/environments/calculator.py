@@ -1,7 +1,7 @@
 """The tool `calculate`. A small example of a tool: a function with types and a docstring."""
 
+from groupwise.answers.expressions import evaluate
 from groupwise.extensions import tool
-from groupwise.rewards.expressions import evaluate
 
 
 @tool

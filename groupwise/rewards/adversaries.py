@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from groupwise.answers.quantities import extract_number
 from groupwise.rewards.cot import REASONING_WORDS
-from groupwise.rewards.quantities import extract_number
 from groupwise.types import Problem
 
 Label = Literal["right", "terse", "wrong"]

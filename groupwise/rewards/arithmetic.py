@@ -4,7 +4,7 @@ An answer is right when the text ends with its only `<answer>` pair and that hol
 and nothing else: no words, no unit, no separator.
 """
 
-from groupwise.rewards.tags import tag_content
+from groupwise.answers.tags import tag_content
 
 MAX_ANSWER_CHARACTERS = 80
 """The largest settings need 54 digits; longer text is not worth parsing."""

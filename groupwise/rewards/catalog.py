@@ -10,7 +10,7 @@ from groupwise.errors import ConfigError, RewardError
 from groupwise.extensions import existing_file, nearest
 
 BUILTIN = {
-    "answer": "groupwise.rewards.answers:correct",
+    "answer": "groupwise.answers.final:correct",
     "think_answer": "groupwise.rewards.format:think_answer",
     "tags": "groupwise.rewards.format:tags",
     "cookbook_format": "groupwise.rewards.cookbook:exact_format",

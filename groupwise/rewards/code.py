@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from groupwise.answers.tags import tag_content
 from groupwise.rewards.base import with_own_limits
 from groupwise.rewards.sandbox.run import Ran, run_isolated
 from groupwise.rewards.sandbox.ways import check_isolation
-from groupwise.rewards.tags import tag_content
 
 MAX_OUTPUT = 100_000
 MAX_PROGRAM = 100_000

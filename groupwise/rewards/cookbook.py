@@ -16,8 +16,8 @@ decided.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from groupwise.rewards.answers import same_answer
-from groupwise.rewards.quantities import extract_number
+from groupwise.answers.final import same_answer
+from groupwise.answers.quantities import extract_number
 
 TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 

@@ -6,7 +6,7 @@ is wrong counts against. None of them knows the right answer, so give them less 
 that does: a model that is paid for the looks of reasoning alone learns to look as if it reasoned.
 
 Calculations are found around each `=`, cleaned of money signs and thousands separators, and
-evaluated exactly by groupwise.rewards.expressions. `10/3 = 3.33` is right: it is rounded to the
+evaluated exactly by groupwise.answers.expressions. `10/3 = 3.33` is right: it is rounded to the
 digits that it shows. All scans are linear in the text, of which so much is read.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from groupwise.rewards.expressions import ExpressionError, evaluate
+from groupwise.answers.expressions import ExpressionError, evaluate
 
 MAX_TEXT = 20_000
 MAX_CALCULATIONS = 200

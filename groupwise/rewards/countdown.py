@@ -6,8 +6,8 @@ parser and never by `eval`, whitespace between the two parts is free, and tags t
 count as absent. Values are exact, so an expression that only comes close is wrong.
 """
 
-from groupwise.rewards.expressions import ExpressionError, evaluate
-from groupwise.rewards.tags import tag_content, think_answer_format
+from groupwise.answers.expressions import ExpressionError, evaluate
+from groupwise.answers.tags import tag_content, think_answer_format
 
 _ARITHMETIC = frozenset("0123456789+-*/(). \t\n")
 

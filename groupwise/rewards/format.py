@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from groupwise.rewards.tags import think_answer_format
+from groupwise.answers.tags import think_answer_format
 
 
 def think_answer(completion: str) -> float:

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from groupwise.answers.tags import tag_content
 from groupwise.errors import ConfigError, MissingExtraError
 from groupwise.extensions import nearest
-from groupwise.rewards.tags import tag_content
 
 MAX_ANSWER = 4000
 MAX_FORMULA = 300

@@ -4,7 +4,7 @@
 better at looking right. Use `correct` beside it, or `reasoned`, where the truth outweighs looks.
 """
 
-from groupwise.rewards.answers import correct
+from groupwise.answers.final import correct
 from groupwise.rewards.cot import calculations, numbered_steps, reasoning_quality
 
 _SEQUENCE = ("first", "then", "next", "finally", "therefore")

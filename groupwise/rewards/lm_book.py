@@ -8,9 +8,9 @@ exactly, with their signs and separators.
 
 from collections.abc import Sequence
 
+from groupwise.answers.quantities import extract_number
+from groupwise.answers.tags import tag_content
 from groupwise.rewards.format import tags
-from groupwise.rewards.quantities import extract_number
-from groupwise.rewards.tags import tag_content
 
 TAGS = ("reasoning", "answer")
 

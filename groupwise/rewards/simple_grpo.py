@@ -1,11 +1,11 @@
 """Simple GRPO's two rewards for GSM8K, summed with weight 1 each.
 
-Where this deviates: the answer is read as groupwise.rewards.answers reads it (from the tags where
+Where this deviates: the answer is read as groupwise.answers.final reads it (from the tags where
 there are some) and not simply as the last number of the text.
 """
 
-from groupwise.rewards.answers import correct
-from groupwise.rewards.tags import think_answer_format
+from groupwise.answers.final import correct
+from groupwise.answers.tags import think_answer_format
 
 
 def answer(completion: str, answer: str) -> float:

@@ -6,10 +6,10 @@ Products bind tighter than sums, as usual. groupwise.rewards.arithmetic judges t
 from functools import partial
 from random import Random
 
+from groupwise.answers.expressions import evaluate
 from groupwise.config.tasks import ArithmeticTask
 from groupwise.errors import ConfigError
 from groupwise.rewards.arithmetic import correct, extract
-from groupwise.rewards.expressions import evaluate
 from groupwise.tasks.base import Task
 from groupwise.tasks.generated import generated_task
 from groupwise.types import Problem

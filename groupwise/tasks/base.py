@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from groupwise.answers.tags import not_blank, think_answer_format
 from groupwise.config.tasks import TaskSettings
 from groupwise.errors import ConfigError, DataError, type_name
-from groupwise.rewards.tags import not_blank, think_answer_format
 from groupwise.types import Message, Problem
 
 Split = Literal["train", "validation", "test"]

@@ -1,4 +1,4 @@
-"""Multiple choice: AQuA-RAT and MathQA. groupwise.rewards.choices judges the answers.
+"""Multiple choice: AQuA-RAT and MathQA. groupwise.answers.choices judges the answers.
 
 AQuA-RAT (Ling et al., 2017) has algebra word problems with five choices and a rationale. MathQA
 (Amini et al., 2019) has the same problems, cleaned; its own files are JSON arrays, and copies that
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from groupwise.answers.choices import LETTERS, correct, extract
+from groupwise.answers.tags import think_answer_format
 from groupwise.config.tasks import AquaRatTask, MathQaTask
 from groupwise.errors import DataError
-from groupwise.rewards.choices import LETTERS, correct, extract
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks.base import Split, Task, conversation, dataset_task
 from groupwise.tasks.files import read_dataset, text_column
 from groupwise.tasks.jsonl import Row

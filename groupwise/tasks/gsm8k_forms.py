@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from groupwise.rewards.answers import canonical_answer, correct, same_answer
+from groupwise.answers.final import canonical_answer, correct, same_answer
+from groupwise.answers.quantities import extract_number
+from groupwise.answers.tags import tag_content, think_answer_format, two_part_format
 from groupwise.rewards.cookbook import exact_format
-from groupwise.rewards.quantities import extract_number
-from groupwise.rewards.tags import tag_content, think_answer_format, two_part_format
 
 
 def hashes_formatted(completion: str) -> bool:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from groupwise.answers.final import canonical_answer, correct
+from groupwise.answers.tags import not_blank, think_answer_format
 from groupwise.config.tasks import JsonlTask
 from groupwise.errors import DataError, type_name
-from groupwise.rewards.answers import canonical_answer, correct
-from groupwise.rewards.tags import not_blank, think_answer_format
 from groupwise.tasks.base import SPLITS, Split, Task, dataset_task
 from groupwise.types import Message, Problem
 

@@ -3,16 +3,16 @@
 Rows have `problem`, `solution`, `level` and `type`; the answer is taken out of the solution, unless
 a copy of the dataset has an `answer` column. Local data is train.jsonl and test.jsonl, or the
 dataset's own folders: train/algebra/1.json and so on. Answers are compared by what they mean, see
-groupwise.rewards.answers. A validation split is taken out of train by a hash of the question.
+groupwise.answers.final. A validation split is taken out of train by a hash of the question.
 """
 
 import logging
 import os
 from pathlib import Path
 
+from groupwise.answers.final import boxed_answer, boxed_format, canonical_answer, correct
 from groupwise.config.tasks import MathTask
 from groupwise.errors import DataError
-from groupwise.rewards.answers import boxed_answer, boxed_format, canonical_answer, correct
 from groupwise.tasks.base import Split, Task, conversation, dataset_task
 from groupwise.tasks.files import read_dataset, text_column
 from groupwise.tasks.jsonl import Row, read_rows

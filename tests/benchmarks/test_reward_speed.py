@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from groupwise.rewards.answers import correct
+from groupwise.answers.final import correct
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "rewards.py"
 

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import groupwise.policy
+from groupwise.answers.tags import think_answer_format
 from groupwise.config.tasks import ArithmeticTask
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import arithmetic
 
 TINY = Path(groupwise.policy.__file__).parent / "tiny"

@@ -7,13 +7,13 @@ import runpy
 import pytest
 from typer.testing import CliRunner
 
+from groupwise.answers.tags import think_answer_format
 from groupwise.cli.main import app
 from groupwise.config import Config
 from groupwise.config.blocks import merged
 from groupwise.errors import ConfigError
 from groupwise.recipe import list_recipes, load_recipe, read_recipe
 from groupwise.recipe.tiny import SAMPLES, swapped
-from groupwise.rewards.tags import think_answer_format
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SYSTEMS = [

@@ -45,7 +45,8 @@ RUN = (
 def public() -> Iterator[Path]:
     """A folder that every user can read, with the package in it."""
     folder = Path(tempfile.mkdtemp(prefix="sandbox-test-"))
-    shutil.copytree(PACKAGE / "rewards", folder / "groupwise" / "rewards")
+    for name in ("rewards", "answers"):
+        shutil.copytree(PACKAGE / name, folder / "groupwise" / name)
     for name in ("__init__.py", "errors.py"):
         shutil.copy(PACKAGE / name, folder / "groupwise" / name)
     (folder / "tmp").mkdir()

@@ -128,7 +128,7 @@ def test_module_level_functions_run_in_one_worker_process_that_stays() -> None:
 
 
 def test_the_worker_does_not_import_torch() -> None:
-    rewards = [ask("has_torch"), Reward("answer", "groupwise.rewards.answers:correct")]
+    rewards = [ask("has_torch"), Reward("answer", "groupwise.answers.final:correct")]
     with scorer_of(*rewards) as scorer:
         scores = scorer.score([PLAIN], ["<answer>4</answer>"])
     assert scores == {"has_torch": [0.0], "answer": [1.0]}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groupwise.answers.tags import tag_content, think_answer_format
 from groupwise.config.tasks import ArithmeticTask
 from groupwise.errors import ConfigError, DataError
-from groupwise.rewards.tags import tag_content, think_answer_format
 from groupwise.tasks import arithmetic
 from groupwise.tasks.base import split_of
 

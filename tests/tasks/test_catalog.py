@@ -58,7 +58,7 @@ def test_judges_are_imported_without_the_settings() -> None:
     """Every run starts worker processes that import them: pydantic would triple that time."""
     code = (
         "import sys, groupwise.rewards.worker, groupwise.rewards.arithmetic;"
-        "import groupwise.rewards.choices, groupwise.rewards.countdown, groupwise.rewards.gym;"
+        "import groupwise.answers.choices, groupwise.rewards.countdown, groupwise.rewards.gym;"
         "import groupwise.tasks.gsm8k_forms;"
         "heavy = {'torch', 'pydantic', 'datasets', 'numpy', 'sympy'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"

@@ -8,10 +8,10 @@ from typing import Any
 import datasets
 import pytest
 
+from groupwise.answers.choices import chosen, correct, extract
+from groupwise.answers.tags import think_answer_format
 from groupwise.config.tasks import AquaRatTask, MathQaTask
 from groupwise.errors import DataError
-from groupwise.rewards.choices import chosen, correct, extract
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import choices
 from groupwise.tasks.choices import joined_options
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupwise.answers.expressions import MAX_DEPTH, MAX_LENGTH, ExpressionError, evaluate
 from groupwise.config.tasks import CountdownTask
 from groupwise.errors import DataError
-from groupwise.rewards.expressions import MAX_DEPTH, MAX_LENGTH, ExpressionError, evaluate
 from groupwise.tasks import countdown
 from groupwise.tasks.base import split_of
 

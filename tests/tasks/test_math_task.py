@@ -7,9 +7,9 @@ from typing import Any
 import datasets
 import pytest
 
+from groupwise.answers.final import boxed_format
 from groupwise.config.tasks import MathTask
 from groupwise.errors import DataError
-from groupwise.rewards.answers import boxed_format
 from groupwise.tasks import math
 
 SOLUTIONS = [

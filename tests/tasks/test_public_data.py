@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from groupwise.answers.tags import think_answer_format
 from groupwise.config.tasks import AquaRatTask, Gsm8kTask, MathQaTask, MathTask
 from groupwise.rewards import cookbook, lm_book, simple_grpo
 from groupwise.rewards.cot import cot_features
-from groupwise.rewards.tags import think_answer_format
 from groupwise.tasks import choices, gsm8k, gsm8k_forms, math
 from groupwise.tasks.base import Task
 

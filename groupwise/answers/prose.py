@@ -9,11 +9,11 @@ Every pattern is linear, and callers bound the text first.
 
 import re
 
-from groupwise.rewards.notation import prose_characters
-from groupwise.rewards.number_words import spelled_number
-from groupwise.rewards.quantities import last_number, said_twice
-from groupwise.rewards.sentences import concluding
-from groupwise.rewards.statements import denied_in_text
+from groupwise.answers.notation import prose_characters
+from groupwise.answers.number_words import spelled_number
+from groupwise.answers.quantities import last_number, said_twice
+from groupwise.answers.sentences import concluding
+from groupwise.answers.statements import denied_in_text
 
 _DIGIT = re.compile(r"[0-9]")
 _AMOUNT = r"[$€£]?[0-9][0-9.,]{0,12}"

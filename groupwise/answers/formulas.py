@@ -9,8 +9,8 @@ Every pattern is linear, and callers bound the text first.
 import re
 from itertools import takewhile
 
-from groupwise.rewards.sentences import concluding
-from groupwise.rewards.statements import NOT_THAT, denied, without_afterthought
+from groupwise.answers.sentences import concluding
+from groupwise.answers.statements import NOT_THAT, denied, without_afterthought
 
 _WORD = re.compile(r"\w")
 _DISPLAY = re.compile(r"(?:\$\$|\\\[|\\begin\{)[^$]{1,600}?(?:\$\$|\\\]|\\end\{)")

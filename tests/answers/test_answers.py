@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupwise.rewards.answers import (
+from groupwise.answers.final import (
     canonical_answer,
     correct,
     extract_number,
     final_answer,
     same_answer,
 )
-from groupwise.rewards.quantities import last_number
+from groupwise.answers.quantities import last_number
 
 EQUAL = [
     # plain numbers, signs, zeros

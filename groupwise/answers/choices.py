@@ -8,13 +8,13 @@ says what the answer is. Two different letters are no answer: the writer has not
 import re
 from collections.abc import Sequence
 
-from groupwise.rewards.answers import TAIL, final_answer, in_json, same_answer
-from groupwise.rewards.notation import LIMIT, prose_characters
-from groupwise.rewards.prose import concluded, with_ratio_sign
-from groupwise.rewards.quantities import read_quantity
-from groupwise.rewards.replies import reply
-from groupwise.rewards.sentences import without_checks, without_hypotheses
-from groupwise.rewards.statements import (
+from groupwise.answers.final import TAIL, final_answer, in_json, same_answer
+from groupwise.answers.notation import LIMIT, prose_characters
+from groupwise.answers.prose import concluded, with_ratio_sign
+from groupwise.answers.quantities import read_quantity
+from groupwise.answers.replies import reply
+from groupwise.answers.sentences import without_checks, without_hypotheses
+from groupwise.answers.statements import (
     NOT,
     NOT_THAT,
     WRONG,

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from groupwise.rewards import choices
-from groupwise.rewards.answers import correct, same_answer
+from groupwise.answers import choices
+from groupwise.answers.final import correct, same_answer
 
 LINES: list[dict[str, Any]] = [
     json.loads(line)

@@ -12,8 +12,8 @@ from functools import cache, reduce
 from operator import and_, or_
 from typing import Any
 
-from groupwise.rewards.notation import HEXADECIMAL, LIMIT, with_powers
-from groupwise.rewards.quantities import is_date
+from groupwise.answers.notation import HEXADECIMAL, LIMIT, with_powers
+from groupwise.answers.quantities import is_date
 
 _SECONDS = 2
 _EQUATION = re.compile(r"(?=[^=]*[a-z])[^=]*[0-9a-z})] ?[-+*/^][^=]*=[^=]+")  # no x = 3

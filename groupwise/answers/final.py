@@ -16,11 +16,11 @@ Model output is hostile: every scan is linear, and what is compared is at most 1
 import re
 from typing import Any
 
-from groupwise.rewards.formulas import concluded_formulas, concludes_with
-from groupwise.rewards.mathematics import is_equation, same_mathematics
-from groupwise.rewards.notation import LIMIT, plain
-from groupwise.rewards.prose import concluded, with_ratio_sign
-from groupwise.rewards.quantities import (
+from groupwise.answers.formulas import concluded_formulas, concludes_with
+from groupwise.answers.mathematics import is_equation, same_mathematics
+from groupwise.answers.notation import LIMIT, plain
+from groupwise.answers.prose import concluded, with_ratio_sign
+from groupwise.answers.quantities import (
     Quantity,
     extract_number,
     is_rounded,
@@ -28,10 +28,10 @@ from groupwise.rewards.quantities import (
     same_quantity,
     with_decimal_point,
 )
-from groupwise.rewards.replies import reply
-from groupwise.rewards.sentences import is_hypothetical
-from groupwise.rewards.statements import WRONG
-from groupwise.rewards.tags import tag_content
+from groupwise.answers.replies import reply
+from groupwise.answers.sentences import is_hypothetical
+from groupwise.answers.statements import WRONG
+from groupwise.answers.tags import tag_content
 
 __all__ = [
     "boxed_answer",

@@ -1,12 +1,12 @@
-"""What running text concludes: each line is a rule of groupwise/rewards/prose.py."""
+"""What running text concludes: each line is a rule of groupwise/answers/prose.py."""
 
 import time
 
 import pytest
 
-from groupwise.rewards import choices
-from groupwise.rewards.answers import correct
-from groupwise.rewards.prose import concluded
+from groupwise.answers import choices
+from groupwise.answers.final import correct
+from groupwise.answers.prose import concluded
 
 CONCLUDED = [
     ("She has 18 marbles. This matches the total of 40.", "18"),

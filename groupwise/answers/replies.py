@@ -5,7 +5,7 @@ Model output is hostile, so every pattern is linear.
 
 import re
 
-from groupwise.rewards.notation import ascii_digits
+from groupwise.answers.notation import ascii_digits
 
 _FAR = 100_000  # where a longer text goes on with another exercise, nothing is cut off
 _THOUGHT = re.compile(r"</think>|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>")

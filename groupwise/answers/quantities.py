@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from groupwise.rewards.notation import LIMIT, plain, with_joined_thousands
-from groupwise.rewards.number_words import SCALES, number_in_words
-from groupwise.rewards.statements import denied, denied_in_text, stated, without_afterthought
+from groupwise.answers.notation import LIMIT, plain, with_joined_thousands
+from groupwise.answers.number_words import SCALES, number_in_words
+from groupwise.answers.statements import denied, denied_in_text, stated, without_afterthought
 
 MAX_DIGITS = 400
 """Longer numbers, and exponents beyond it, are not numbers: 1e999999999 must cost nothing."""
