@@ -8,7 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import and_, or_
 from typing import Any
 
@@ -59,6 +59,11 @@ def is_equation(text: str) -> bool:
 
 def same_mathematics(readings: Sequence[str], truth: str) -> bool:
     """Whether one of the readings of an answer is the truth."""
+    return _same(tuple(readings), truth)
+
+
+@lru_cache(4096)  # a comparison takes 20 ms, and a group's answers are often the same few
+def _same(readings: tuple[str, ...], truth: str) -> bool:
     truth = _latex(truth)
     given = [text for text in map(_latex, readings) if _comparable(text)]
     if truth.startswith("\\{"):  # an interval, or a point, is no set
@@ -79,6 +84,7 @@ def same_mathematics(readings: Sequence[str], truth: str) -> bool:
         return False
 
 
+@lru_cache(1024)
 def _read(formula: str, seconds: int | None) -> Any:
     """What math-verify makes of a formula; of `x < 1 or x > 2`, the set of both."""
     parts = _JOINED.split(formula)

@@ -1,6 +1,6 @@
-"""Over a thousand answers, judged by a person one by one: the checker must agree with 99 %.
+"""Ten thousand answers, judged one by one: the checker must agree with 99 %.
 
-answer_strings.jsonl was written by hand, not made from what the checker says. A line has the truth
+answer_strings.jsonl was not made from what the checker says. A line has the truth
 (`answer`), either a whole `completion` or the answer taken out of one (`given`), and the verdict.
 """
 
@@ -8,6 +8,8 @@ import json
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from groupwise.answers import choices
 from groupwise.answers.final import correct, same_answer
@@ -31,15 +33,24 @@ def test_the_strings_are_many_different_and_of_both_kinds() -> None:
     assert 0.4 < share < 0.6
 
 
-def test_the_checker_agrees_with_a_person_and_is_quick() -> None:
-    wrong, slowest = [], 0.0
+def test_the_checker_agrees_with_a_person_on_every_fifth_string_and_is_quick() -> None:
     verdict({"given": "x+1", "answer": "1+x"})  # imports what the first formula needs
-    for line in LINES:
+    agrees_and_is_quick(LINES[::5])
+
+
+@pytest.mark.slow  # formulas take 20 ms each
+def test_the_checker_agrees_with_a_person_on_all_strings() -> None:
+    agrees_and_is_quick(LINES)
+
+
+def agrees_and_is_quick(lines: list[dict[str, Any]]) -> None:
+    wrong, slowest = [], 0.0
+    for line in lines:
         start = time.process_time()
         if verdict(line) != line["equal"]:
             wrong.append(line)
         slowest = max(slowest, time.process_time() - start)
-    assert len(wrong) <= 0.01 * len(LINES), wrong
+    assert len(wrong) <= 0.01 * len(lines), wrong
     assert slowest < 3.0
 
 

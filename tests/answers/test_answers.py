@@ -6,11 +6,13 @@ import time
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groupwise.answers import mathematics
 from groupwise.answers.final import (
     canonical_answer,
     correct,
@@ -528,3 +530,17 @@ def test_all_gsm8k_gold_solutions_are_correct() -> None:
         int(a.replace(",", "")) == int(b.replace(",", ""))
         for a, b in zip(finals, following, strict=True)
     )
+
+
+def test_a_comparison_of_formulas_is_made_once_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    verified, math_verify = [], mathematics._math_verify()
+
+    def verify(right: object, given: object, **options: object) -> bool:
+        verified.append((right, given))
+        return math_verify.verify(right, given, **options)
+
+    library = SimpleNamespace(parse=math_verify.parse, verify=verify)
+    monkeypatch.setattr(mathematics, "_math_verify", lambda: library)
+    group = [r"\boxed{(x+2)^2-4x}", r"\boxed{x^2+5x}"] * 4
+    assert [correct(text, "4 + x^2") for text in group] == [True, False] * 4
+    assert len(verified) == 2
