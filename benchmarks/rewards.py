@@ -2,7 +2,8 @@
 
 Through the scorer as training uses it: a worker process, per-answer time limits, failures that name
 their answer. Both processes are pinned to one core where the system can do that. No two answers are
-the same, though final answers repeat, as they do in a group.
+the same, though final answers repeat, as they do in a group. The last row, `formulas`, is the
+`answer` reward where truths are formulas, by one process and by as many as there are cores.
 """
 
 import argparse
@@ -51,6 +52,20 @@ def make_answers(count: int, seed: int = 0) -> tuple[list[Problem], list[str]]:
     return problems, texts
 
 
+def make_formulas(count: int, seed: int = 0) -> tuple[list[Problem], list[str]]:
+    """Eight answers to a problem, of which three are right in another form and five are wrong, two
+    of them in the same way."""
+    random = Random(seed)
+    problems: list[Problem] = []
+    texts: list[str] = []
+    for index in range(0, count, 8):
+        a, b = random.randint(2, 99), random.randint(2, 99)
+        problems += [Problem(f"{index}", "Expand.", {"answer": f"x^2+{a + b}x+{a * b}"})] * 8
+        wrong = [rf"x^2+{a + b + n}x+{a * b}" for n in (1, 1, 2, 3, 4)]
+        texts += [rf"So it is \boxed{{{text}}}." for text in [rf"(x+{a})(x+{b})"] * 3 + wrong]
+    return problems[:count], texts[:count]
+
+
 def measure(names: Sequence[str], count: int) -> Mapping[str, float]:
     """Scores per second of each reward alone, the best of three; loading is not counted."""
     problems, texts = make_answers(count)
@@ -67,10 +82,24 @@ def measure(names: Sequence[str], count: int) -> Mapping[str, float]:
     return rates
 
 
+def measure_formulas(processes: int, count: int) -> float:
+    """Scores per second of formulas, once: a second time they would be known."""
+    problems, texts = make_formulas(count + 8 * processes)
+    reward, warm = Reward("answer", resolve("answer")), 8 * processes
+    with Scorer([reward], timeout=30.0, on_error="stop", processes=processes) as scorer:
+        scorer.score(problems[:warm], texts[:warm])
+        start = time.perf_counter()
+        scorer.score(problems[warm:], texts[warm:])
+        return count / (time.perf_counter() - start)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answers", type=int, default=20_000)
+    parser.add_argument("--formulas", type=int, default=1000)
     arguments = parser.parse_args()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    several = measure_formulas(cores or 1, arguments.formulas)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rates = measure((*SIMPLE, *OTHERS), arguments.answers)
@@ -78,7 +107,9 @@ def main() -> None:
     table.add_column("reward")
     table.add_column("scores / s", justify="right")
     for name, rate in rates.items():
-        table.add_row(name, f"{rate:,.0f}", end_section=name == SIMPLE[-1])
+        table.add_row(name, f"{rate:,.0f}", end_section=name in (SIMPLE[-1], OTHERS[-1]))
+    table.add_row("formulas", f"{measure_formulas(1, arguments.formulas):,.0f}")
+    table.add_row(f"formulas, {cores} processes on {cores} cores", f"{several:,.0f}")
     Console().print(table)
     slowest = min(SIMPLE, key=lambda name: rates[name])
     print(f"simple scores per second: {rates[slowest]:.0f} (slowest: {slowest})")

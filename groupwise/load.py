@@ -191,8 +191,9 @@ def load_parts(
     check_turn_rewards(config, world.size)
     environment = environment or find_environment(config.environment)
     chosen = list(rewards) if rewards is not None else find_rewards(config, task)
-    scorer = Scorer(chosen, config.reward_timeout, config.on_reward_error)
-    judge = Scorer(judges(task), config.reward_timeout, "stop")
+    seconds, processes = config.reward_timeout, config.reward_processes
+    scorer = Scorer(chosen, seconds, config.on_reward_error, processes=processes)
+    judge = Scorer(judges(task), seconds, "stop", processes=processes)
     here = not training or config.place.kind == "here"
     sharded = world.size > 1 and config.distributed.kind in ("fsdp2", "zero3")
     # A model that will be sharded is loaded on the CPU: no device has to hold all of it.

@@ -253,6 +253,8 @@ class Config(Settings):
     """What the model talks to while it answers: tools, a game."""
     reward_timeout: float = Field(default=30.0, gt=0)
     """Seconds that a reward may take for one answer."""
+    reward_processes: int = Field(default=1, ge=1, le=256)
+    """Processes that share out the answers to functions that score one at a time."""
     on_reward_error: Literal["stop", "skip"] = "stop"
     """A reward that fails on an answer stops the run, or leaves that answer unscored."""
     batch: BatchSettings = BatchSettings()

@@ -18,7 +18,8 @@ PHASES = {
     ),
     "reward": (
         0.4,
-        "a cheaper reward function, or a lower reward_timeout where answers hang it",
+        "a larger reward_processes where cores are free, a cheaper reward function, a lower "
+        "reward_timeout where answers hang it",
     ),
     "logprobs": (
         0.4,

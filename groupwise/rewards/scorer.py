@@ -6,12 +6,13 @@ signature has them for its one call. If that call fails as a whole, it is called
 a time to find the one that does it; with `on_error="skip"` the others' scores are those.
 
 An asynchronous function says that it waits for something, so it gets a worker of its own: while a
-judge or a program takes its time, the other rewards go on. Within one worker they take turns.
+judge or a program takes its time, the other rewards go on. Within one worker they take turns. With
+several `processes`, functions that score one answer at a time share the answers out among them.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -22,6 +23,11 @@ from groupwise.rewards.isolation import Runner, RunnerThread, WorkerProcess, imp
 from groupwise.types import Problem
 
 logger = logging.getLogger("groupwise")
+
+Place = tuple[Runner, int]
+"""What runs a reward, and the reward's position there."""
+Part = tuple[int, int, range]
+"""A reward's number, its position in the runner, and the answers that it scores there."""
 
 NOT_COLUMNS = ("prompt", "prompts", "completion", "completions", "group_ids")
 
@@ -35,7 +41,12 @@ class Scorer:
     """
 
     def __init__(
-        self, rewards: Sequence[Reward], timeout: float, on_error: Literal["stop", "skip"]
+        self,
+        rewards: Sequence[Reward],
+        timeout: float,
+        on_error: Literal["stop", "skip"],
+        *,
+        processes: int = 1,
     ) -> None:
         self.rewards = tuple(rewards)
         names = [reward.name for reward in self.rewards]
@@ -45,18 +56,20 @@ class Scorer:
         self.on_error: Literal["stop", "skip"] = on_error
         self.errors = 0
         self._turn = threading.Lock()
-        self._worker: WorkerProcess | None = None
+        self._processes = processes
+        self._workers: list[WorkerProcess] = []
+        """The first runs all functions but asynchronous ones, the others those of one answer."""
         self._own_workers: list[WorkerProcess] = []
         self._thread = RunnerThread()
         self._skipped: list[tuple[int, str]] = []
         """The number of a reward, and a line about its failure."""
-        self._runners: list[tuple[Runner, int]] = []
-        """For each reward, what runs it and its position there."""
+        self._places: list[list[Place]] = []
+        """For each reward, what runs it and its position there; several share the answers out."""
         self._signatures: list[Signature] = []
         try:
             for reward in self.rewards:
-                runner, signature = self._load(reward)
-                self._runners.append((runner, runner.count - 1))
+                runners, signature = self._load(reward)
+                self._places.append([(runner, runner.count - 1) for runner in runners])
                 self._signatures.append(signature)
         except BaseException:
             self.close()
@@ -75,10 +88,9 @@ class Scorer:
 
     def close(self) -> None:
         """End the worker processes. Closing twice is fine."""
-        for worker in (self._worker, *self._own_workers):
-            if worker is not None:
-                worker.close()
-        self._worker, self._own_workers = None, []
+        for worker in (*self._workers, *self._own_workers):
+            worker.close()
+        self._workers, self._own_workers = [], []
 
     def score(
         self, problems: Sequence[Problem], completions: Sequence[str]
@@ -102,61 +114,74 @@ class Scorer:
             _check_each(reward, signature, problems)
         wanted = {c for c in columns if any(s.accepts(c) for s in self._signatures)} | {"episode"}
         answers = _answers(problems, completions, wanted)
-        numbers_of: dict[Runner, list[int]] = {}
-        for number, (runner, _) in enumerate(self._runners):
-            numbers_of.setdefault(runner, []).append(number)
+        parts_of: dict[Runner, list[Part]] = {}
+        for number, places in enumerate(self._places):
+            for (runner, position), picked in _shared_out(len(completions), places):
+                parts_of.setdefault(runner, []).append((number, position, picked))
+        scores: list[dict[int, Score]] = [{} for _ in self.rewards]
 
-        def score_at(runner: Runner) -> dict[int, list[Score]]:
+        def score_at(runner: Runner) -> None:
             runner.set_answers(answers)
-            return {n: self._score_all(n, problems, completions) for n in numbers_of[runner]}
+            for number, position, picked in parts_of[runner]:
+                place = runner, position
+                for start in range(0, len(picked), CAPACITY):
+                    some = picked[start : start + CAPACITY]
+                    scores[number] |= self._score(number, place, some, problems, completions)
 
         try:
-            scores = _side_by_side(score_at, list(numbers_of))
+            _side_by_side(score_at, list(parts_of))
         finally:
             # In the recipe's order, whichever runner was the first to fail.
             for _, line in sorted(self._skipped, key=lambda item: item[0]):
                 logger.warning("%s; left unscored (on_reward_error: skip)", line)
             self.errors += len(self._skipped)
             self._skipped.clear()
-        return {reward.name: scores[number] for number, reward in enumerate(self.rewards)}
+        indices = range(len(completions))
+        return {
+            reward.name: [known[index] for index in indices]
+            for reward, known in zip(self.rewards, scores, strict=True)
+        }
 
-    def _load(self, reward: Reward) -> tuple[Runner, Signature]:
+    def _load(self, reward: Reward) -> tuple[Sequence[Runner], Signature]:
         function = reward.function
         reference = function if isinstance(function, str) else importable(function)
         if reference is not None:
-            if self._worker is None:
-                self._worker = WorkerProcess(shared=True)
             try:
-                signature = self._worker.load(reference, reward.options)
-                if not signature.asynchronous:
-                    return self._worker, signature
-                self._own_workers.append(WorkerProcess())
-                return self._own_workers[-1], self._own_workers[-1].load(reference, reward.options)
+                return self._load_in_processes(reference, reward.options)
             except RewardError:
                 if isinstance(function, str):
                     raise
         assert not isinstance(function, str)
         thread = RunnerThread() if signature_of(function).asynchronous else self._thread
-        return thread, thread.load(function, reward.options)
+        return [thread], thread.load(function, reward.options)
 
-    def _score_all(
-        self, number: int, problems: Sequence[Problem], completions: Sequence[str]
-    ) -> list[Score]:
-        known: dict[int, Score] = {}
-        for start in range(0, len(completions), CAPACITY):
-            picked = range(start, min(start + CAPACITY, len(completions)))
-            known |= self._score(number, picked, problems, completions)
-        return [known[index] for index in range(len(completions))]
+    def _load_in_processes(
+        self, reference: str, options: Mapping[str, Any]
+    ) -> tuple[Sequence[Runner], Signature]:
+        if not self._workers:
+            self._workers.append(WorkerProcess(shared=True))
+        signature = self._workers[0].load(reference, options)
+        if signature.asynchronous:
+            self._own_workers.append(WorkerProcess())
+            return self._own_workers[-1:], self._own_workers[-1].load(reference, options)
+        if signature.batch:
+            return self._workers[:1], signature
+        while len(self._workers) < self._processes:
+            self._workers.append(WorkerProcess(shared=True))
+        for worker in self._workers[1:]:
+            worker.load(reference, options)
+        return self._workers, signature
 
     def _score(
         self,
         number: int,
+        place: Place,
         picked: Iterable[int],
         problems: Sequence[Problem],
         completions: Sequence[str],
     ) -> dict[int, Score]:
         """The scores of the picked answers, whatever the function does to us meanwhile."""
-        runner, position = self._runners[number]
+        runner, position = place
         signature = self._signatures[number]
         together = signature.batch or signature.asynchronous
         scores: dict[int, Score] = {}
@@ -181,7 +206,7 @@ class Scorer:
                 continue
             failures = self._failures_of(number)
             for index in rest:
-                scores |= self._score(number, [index], problems, completions)
+                scores |= self._score(number, place, [index], problems, completions)
             if self._failures_of(number) == failures:
                 self._failed(number, f"{outcome.stuck}, though on none of them alone", len(rest))
             break
@@ -222,15 +247,22 @@ class Scorer:
         return "handle such text in the function"
 
 
-def _side_by_side(
-    score_at: Callable[[Runner], dict[int, list[Score]]], runners: Sequence[Runner]
-) -> dict[int, list[Score]]:
-    """Every runner's scores by reward. Where several raise, the first one's error is raised."""
+def _side_by_side(score_at: Callable[[Runner], None], runners: Sequence[Runner]) -> None:
+    """All runners at once. Where several raise, the first one's error is raised."""
     if len(runners) == 1:
         return score_at(runners[0])
     with ThreadPoolExecutor(len(runners), "rewards") as threads:
         running = [threads.submit(score_at, runner) for runner in runners]
-    return {number: scores for future in running for number, scores in future.result().items()}
+    for future in running:
+        future.result()
+
+
+def _shared_out(count: int, places: Sequence[Place]) -> Iterator[tuple[Place, range]]:
+    """Of so many answers, neighbours to each place: _shared_out(8, [a, b]): a 0-3, b 4-7."""
+    for n, place in enumerate(places):
+        picked = range(n * count // len(places), (n + 1) * count // len(places))
+        if picked:
+            yield place, picked
 
 
 def _check_each(reward: Reward, signature: Signature, problems: Sequence[Problem]) -> None:

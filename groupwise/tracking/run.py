@@ -22,26 +22,14 @@ from typing import IO, Any
 from pydantic import BaseModel, TypeAdapter
 
 from groupwise.config import Config
-from groupwise.config.flat import leaves, within
 from groupwise.errors import GroupwiseError, RunFolderError, shortened
 from groupwise.recipe import parse, read_yaml, write_config
-from groupwise.secrets import without_secrets
+from groupwise.tracking.differences import differences
 from groupwise.tracking.inputs import note_inputs
 from groupwise.tracking.rollout_file import read_rollouts
 from groupwise.tracking.whole import clear_leftovers, remove, set_aside, write_whole, writing
 from groupwise.types import Group, group_from_json, json_line, to_json
 
-# What may change between two starts of the same run without changing what was computed so far.
-FREE = (
-    "checkpoint",
-    "tracking",
-    "distributed",
-    "ray",
-    "batch.tokens_per_microbatch",
-    "place",
-    *(f"engine.{name}" for name in ("max_batch", "memory_share", "sleep", "eager")),
-    *(f"reference.{name}" for name in ("urls", "token_env", "timeout")),
-)
 # What a run that was killed before its first step was logged may have left.
 OWN = re.compile(
     r"\.lock|config\.(yaml|tmp)|inputs\.json(\.new)?|(metrics|findings)\.jsonl(\.new)?|log\.txt(\.1)?"
@@ -385,16 +373,3 @@ def stored_groups(folder: pathlib.Path, step: int) -> list[Group]:
         reason = shortened(" ".join(str(error).split()))
         raise RunFolderError(f"{path} cannot be read: {type(error).__name__}: {reason}") from error
     return groups
-
-
-def differences(old: Config, new: Config) -> list[str]:
-    """Settings in which two runs differ and that would change what was already computed."""
-    before, after = (
-        leaves(without_secrets(config.model_dump(mode="json"))) for config in (old, new)
-    )
-    free = FREE + (("steps",) if new.optimizer.schedule == "constant" else ())
-    return [
-        f"{name} was {before.get(name)!r} and is now {after.get(name)!r}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not within(name, free)
-    ]

@@ -40,9 +40,12 @@ def ask(name: str, **settings: Any) -> Reward:
 
 @contextlib.contextmanager
 def scorer_of(
-    *rewards: Reward, on_error: Literal["stop", "skip"] = "stop", timeout: float = 5.0
+    *rewards: Reward,
+    on_error: Literal["stop", "skip"] = "stop",
+    timeout: float = 5.0,
+    processes: int = 1,
 ) -> Iterator[Scorer]:
-    with Scorer(rewards, timeout, on_error) as scorer:
+    with Scorer(rewards, timeout, on_error, processes=processes) as scorer:
         yield scorer
 
 
@@ -168,6 +171,32 @@ def test_a_failure_stops_with_the_completion_that_caused_it(name: str, what: str
     assert message.startswith(f"reward {name!r} failed on answer 2 (to problem 'p'): it {what}")
     assert "\n  the completion: 'bad'\n" in message
     assert "on_reward_error: skip" in message
+
+
+def test_several_processes_share_the_answers_out_and_lists_stay_whole() -> None:
+    texts = [f"{n}" for n in range(8)]
+    rewards = ask("process_id"), ask("trl_count"), ask("right"), ask("awaits")
+    with scorer_of(*rewards, processes=3) as scorer:
+        scores = scorer.score([PLAIN] * 8, texts)
+        alone = scorer.score([PLAIN], ["4"])
+    ids = scores["process_id"]
+    assert len(set(ids)) == 3 and ids[:2] == [ids[0]] * 2 and ids[2:5] == [ids[2]] * 3
+    assert scores["trl_count"] == [8] * 8
+    assert scores["right"] == [float(text == "4") for text in texts]
+    assert alone["right"] == [1.0] and alone["trl_count"] == [1]
+
+
+@pytest.mark.parametrize("failure", ["hangs", "exits", "raises"])
+@pytest.mark.parametrize("bad", [0, 3, 5])
+def test_a_failure_in_any_process_is_that_answers_own(failure: str, bad: int) -> None:
+    texts = ["bad" if n == bad else "fine" for n in range(6)]
+    with scorer_of(ask(failure), on_error="skip", timeout=0.3, processes=3) as scorer:
+        scores = scorer.score([PLAIN] * 6, texts)[failure]
+        assert scores == [None if n == bad else 1.0 for n in range(6)]
+        assert scorer.errors == 1
+        assert scorer.score([PLAIN] * 6, ["fine"] * 6)[failure] == [1.0] * 6
+    with pytest.raises(RewardError, match=f"answer {bad} "):
+        score(ask(failure), *texts, timeout=0.3, processes=3)
 
 
 def test_skipping_costs_that_completion_its_score_and_nothing_else(

@@ -39,6 +39,14 @@ def test_the_same_seed_gives_the_same_run_and_another_gives_another(
     assert digest(tmp_path / "other/model") != digest(plain / "model")
 
 
+def test_a_run_does_not_depend_on_how_many_processes_score_it(
+    plain: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    train(small_config(*QUICK, "reward_processes=3"), tmp_path / "three", quiet=True)
+    assert digest(tmp_path / "three/model") == digest(plain / "model")
+    assert timeless_metrics(tmp_path / "three") == timeless_metrics(plain)
+
+
 def test_engines_and_layouts_give_the_same_run(plain: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """One seed, one result: not a matter of who samples and how batches are laid out."""
     others = ["engine.kind=transformers", "batch.layout=padded", "batch.tokens_per_microbatch=60"]
