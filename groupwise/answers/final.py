@@ -146,7 +146,7 @@ def _marked(text: str) -> str | None:
         return (boxed_answer(content) or content).strip()
     if (boxed := boxed_answer(text)) is None:
         return _after_hashes(text) or in_json(text[-TAIL:])
-    later = _after_saying_so(text[text.rfind(boxed) + len(boxed) :][-TAIL:])
+    later = _after_saying_so(text[max(text.rfind("\\boxed"), text.rfind("\\fbox")) :][-TAIL:])
     if later and read_quantity(later) is not None:
         return later  # The correct answer is 31.
     both = _BOTH_BOXES.findall(text[-TAIL:])  # two solutions, or one who has not decided

@@ -58,6 +58,23 @@ def test_what_others_would_answer_is_not_the_answer() -> None:
     assert correct("The total is $88. If tax were ignored, the answer would be 80.", "88")
 
 
+def test_what_is_said_behind_the_box_corrects_it() -> None:
+    text = r"So it is \boxed{32}. Actually, I forgot one. The correct answer is 31, not 32."
+    assert correct(text, "31") and not correct(text, "32")
+    assert correct(r"\boxed{32} and so the answer is what we wanted.", "32")
+
+
+def test_a_paragraph_that_checks_concludes_nothing() -> None:
+    check = "Verification: the father is 3 * 12 = 36. In 12 years they will be 24 and 48. Correct!"
+    assert correct(f"So the son is 12.\n\n{check}", "12")
+    assert correct(f"So the son is 12.\n\n{check} So the father is 36.", "36")
+
+
+def test_percent_and_bases_keep_their_meaning_in_sentences() -> None:
+    assert correct("It is 75 percent.", "3/4") and not correct("It is 75 apples.", "3/4")
+    assert correct("So it is 101 in base 2.", "101_2") and not correct("It is 101.", "102_3")
+
+
 def test_a_decimal_comma_is_read_where_the_truth_is_one_number() -> None:
     assert correct("\\boxed{3,5}", "3.5") and not correct("\\boxed{3,5}", "35")
     assert not correct("\\boxed{3,500}", "3.5")
