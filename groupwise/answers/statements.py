@@ -40,7 +40,8 @@ _CORRECTION = re.compile(
 )
 _AFTERTHOUGHT = re.compile(
     r",? ?\(?\b(?:and not|not|instead of|rather than) (?:the |an? )?\(?(?:[A-Z]\) ?)?"
-    r"[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?\)?[.)]*$|, not (?:the |an? )?[a-z]{1,20}[.)]*$"
+    r"(?:[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?|\$[^$\n]{1,60}\$)\)?[.)]*$"
+    r"|, not (?:the |an? )?[a-z]{1,20}[.)]*$"
 )
 _NOTE = re.compile(  # in brackets, a reference, the same in other words, how sure one is
     r"[,;]?\s(?:\((?:[=≈~]|(?![^()]*\b(?:and|or|mod|base|maybe|perhaps|possibly)\b)"
