@@ -98,9 +98,10 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=20_000)
     parser.add_argument("--formulas", type=int, default=1000)
     arguments = parser.parse_args()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    several = measure_formulas(cores or 1, arguments.formulas)
-    if hasattr(os, "sched_setaffinity"):
+    pinned = hasattr(os, "sched_setaffinity")
+    cores = len(os.sched_getaffinity(0)) if pinned else os.cpu_count() or 1
+    several = measure_formulas(cores, arguments.formulas)
+    if pinned:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rates = measure((*SIMPLE, *OTHERS), arguments.answers)
     table = Table(title=f"scores per second on one core ({arguments.answers} answers)")

@@ -92,10 +92,8 @@ _ANOTHER_CHOICE = re.compile(
     rf"\b(?:is|was) (?:not|{WRONG})\b|\b(?:or|and)\b|\(?\b[A-Ja-j]\)|^[A-J]\b"
 )
 _BARE_BOX = re.compile(r"\\boxed ([0-9]{1,20}|[A-Za-z](?![A-Za-z]))")  # as some of MATH's are
-_BOTH_BOXES = re.compile(
-    r"\\boxed\{((?:[^{}]|\{[^{}]{1,20}\}){1,60})\}[\s$\\)]{0,8},?\s(?:or|and)\s[\s$\\(]{0,8}"
-    r"(?:[a-z] ?= ?)?\\boxed\{((?:[^{}]|\{[^{}]{1,20}\}){1,60})\}"
-)
+_BOX = r"\\boxed\{((?:[^{}]|\{[^{}]{1,20}\}){1,60})\}"
+_BOTH_BOXES = re.compile(_BOX + r"[\s$\\)]{0,8},?\s(?:or|and)\s[\s$\\(]{0,8}(?:[a-z] ?= ?)?" + _BOX)
 _MEANINGS = re.compile(
     r"(?P<infinitely_many>(?:infinitely many|∞|\\infty)(?: solutions?)?)"
     r"|(?P<no_solution>no solutions?|∅)"

@@ -26,8 +26,8 @@ logger = logging.getLogger("groupwise")
 
 Place = tuple[Runner, int]
 """What runs a reward, and the reward's position there."""
-Part = tuple[int, int, range]
-"""A reward's number, its position in the runner, and the answers that it scores there."""
+Part = tuple[int, Place, range]
+"""A reward's number, and the answers that it scores at a place."""
 
 NOT_COLUMNS = ("prompt", "prompts", "completion", "completions", "group_ids")
 
@@ -116,14 +116,13 @@ class Scorer:
         answers = _answers(problems, completions, wanted)
         parts_of: dict[Runner, list[Part]] = {}
         for number, places in enumerate(self._places):
-            for (runner, position), picked in _shared_out(len(completions), places):
-                parts_of.setdefault(runner, []).append((number, position, picked))
+            for place, picked in _shared_out(len(completions), places):
+                parts_of.setdefault(place[0], []).append((number, place, picked))
         scores: list[dict[int, Score]] = [{} for _ in self.rewards]
 
         def score_at(runner: Runner) -> None:
             runner.set_answers(answers)
-            for number, position, picked in parts_of[runner]:
-                place = runner, position
+            for number, place, picked in parts_of[runner]:
                 for start in range(0, len(picked), CAPACITY):
                     some = picked[start : start + CAPACITY]
                     scores[number] |= self._score(number, place, some, problems, completions)

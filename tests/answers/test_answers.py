@@ -541,6 +541,7 @@ def test_a_comparison_of_formulas_is_made_once_for_a_group(monkeypatch: pytest.M
 
     library = SimpleNamespace(parse=math_verify.parse, verify=verify)
     monkeypatch.setattr(mathematics, "_math_verify", lambda: library)
+    mathematics._same.cache_clear()
     group = [r"\boxed{(x+2)^2-4x}", r"\boxed{x^2+5x}"] * 4
     assert [correct(text, "4 + x^2") for text in group] == [True, False] * 4
     assert len(verified) == 2
