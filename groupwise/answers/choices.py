@@ -27,10 +27,11 @@ LETTERS = "ABCDEFGHIJ"
 
 # How a text says which letter it chooses; the last place where it does counts.
 _LETTER = r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’+*/=^]| =|\.[a-z])"
-_NAMED = rf"(?:option |choice )?\(?{_LETTER}"
+_NAMED = rf"(?:(?:the )?(?:option|choice|letter):? )?\(?{_LETTER}"
 _GOES_ON = (
     r"(?!\)? ?\?|\)?, \(?[A-J]\b"
-    r"| (?!instead|rather|because|since|with|as |not |satisfies|works|fits)[a-z])"
+    r"| (?!instead|rather|because|since|with|as |not |here[.!]|over \(?[A-J]\b|satisfies|works"
+    r"|fits)[a-z])"
 )
 _OPENS = re.compile(  # the letter first, then reasons; a list of the options is none
     rf"\A\n[(\[]?{_LETTER}(?:[)\]]?[).:,](?!.*(?:\s|\()[A-J][)\].:]\s)\s(?!\(?[A-J]\b)"
@@ -39,25 +40,33 @@ _OPENS = re.compile(  # the letter first, then reasons; a list of the options is
 )
 _SAYS = re.compile(
     r"(?:(?<![0-9%] in )(?<!\bof )(?<!\bthan )(?<!\bnot )\b(?:answer|ans|lösung|solution"
-    r"|option|choice|pick|(?:right|correct) one|antwort|réponse|respuesta|risposta|resposta)\b"
+    r"|option|choice|pick|(?:right|correct) one|antwort|antwoord|réponse|respuesta|opción|risposta"
+    r"|resposta|odpowiedź|jawaban|cevap|svar|đáp án)\b"
     r"|الإجابة|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
-    r"(?:(?:correcta|correcte|giusta|richtige|certa)[ \t])?(?:is|are|(?:will|should|must|would) be"
-    r"|ist|est|es|è|é|是|は|은)?[ \t]{0,3}(?:la )?(?:opción |opzione |opção |letter |lettre )?"
+    r"(?:(?:correc?ta|corretta|correcte|giusta|esatta|richtige|certa)\b[ \t]?)?(?:is|are|lautet"
+    r"|(?:will|should|must|would) be|ist|est|es|è|é|是|は|은)?[ \t]{0,3}"
+    r"(?:(?:la|a) )?(?:opción |opzione |opção |letter |letra |lettera |lettre )?"
     rf"(?:option|choice)?[\s:=,.\-–—>→(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )
 _SAID = re.compile(
     rf"{_LETTER}\)? (?:remains|survives|is left|must be it\b|rather than|it is\b"
-    r"|(?:does|fits|works|matches|holds)[.!]?$|(?:is|was|must be|ist|est|es) (?:the |our |my )?"
-    r"(?:correct|right|true|answer|best|better|only|confirmed|richtig))"
+    r"|(?:does|fits|works|matches|holds)[.!]?$"
+    r"|(?:is|was|(?:must|has to|turns out to) be|ist|est|es)"
+    r" (?:(?:in fact|indeed|thus|(?!hard|near|part|bare|scarce)\w{2,10}ly) ){0,2}(?:the |our |my )?"
+    r"(?:correct|right|true|answer|best|better|only|confirmed|richtig|what I (?:get|choose)))"
     rf"|{_LETTER}[」』\"']?(?:が(?:正解|答え)|是正确)",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
-    r"(?:\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choose|pick"
-    r"|select|settle on|mark|tick|go(?:ing)? (?:with|for)|definitely|certainly|I'd say|guess"
-    r"|correction:|it is|it's|that is|that's|only|it (?:has to|must|should) be|no|wait|actually"
-    r"|correct:|I meant?|probably|likely)[,: ]{0,2}|(?:→|->|=>|⇒) ?)(?:only |wait,? |I choose )?"
+    r"(?:\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choosing"
+    r"|choose|chose|pick(?:ed|ing)?|select(?:ed|ing)?|settled? on|mark|tick|went with"
+    r"|go(?:ing)? (?:with|for)|mak(?:es|ing) it"
+    r"|(?:points?|leads?(?: us)?|corresponds?|brings us) to"
+    r"|definitely|certainly|I'd say|guess|correction:|it is|it's|that is|that's|only|no|wait"
+    r"|it (?:has to|must|should) be|actually|correct(?: is|:)|I meant?|probably|likely"
+    r"|I (?:get|got|take))[,: ]{0,2}|(?<=\w)(?<!not):? (?=\([A-J]\)\.?\Z)|(?:→|->|=>|⇒) ?)"
+    r"(?:only |wait,? |I choose )?"
     rf"{_NAMED}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are wrong
@@ -66,17 +75,23 @@ _CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are 
     r"|(?:\b[Nn]othing|n(?:o|')t be anything) (?:but|other than|except) )"
     rf"{_NAMED}|(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t(?:'s| is) |[Yy]es, )?"
     rf"{_NAMED}\)?[.!]?$"
-    rf"|\b(?:[Aa]ll|[Ee]very)[a-z ]{{1,20}} (?:but|except) {_NAMED}\)? (?:is|are|can be)"
-    rf" (?:{WRONG}|\w+ out)"
+    rf"|\b(?:[Aa]ll|[Ee]very)[a-z ]{{0,20}} (?:but|except|other than) {_NAMED}\)? (?:fail|(?:is|are"
+    rf"|can be) (?:{WRONG}|\w+ out))"
+    rf"|\b[Nn]o[a-z ]{{1,20}} (?:but|except|other than) {_NAMED}\b"
 )
 _LONE = re.compile(  # on a line of its own, with a remark in brackets or without
     rf"(?<!,)\n[ \t(\[*>]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
-    r"(?:[(\[](?:confidence|certainty|see|cf|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
+    r"(?:[(\[](?:confidence|certainty|see|cf|not|(?:19|20)[0-9]{2})\b[^()\[\]\n]{0,120}[)\]]\.?)?$"
 )
 _STATEMENTS = (_OPENS, _SAYS, _SAID, _CONCLUDES, _CORRECTS, _LONE)
 
 # Where it does not choose what it names.
-_TENTATIVE = re.compile(r"\b(?:could|might|may|eliminate|exclude|rule out) (?:\w{1,8} )?$", re.I)
+_TENTATIVE = re.compile(
+    r"\b(?:(?:could|might|may|eliminate|exclude|rule out|avoid|n?either|nor|refuse to"
+    rf"|{NOT})(?: [a-z]{{2,8}})?|(?:(?<!no )(?<!a )(?<!not )(?<!n't )doubt|unlikely|hard to see"
+    rf"|{NOT} (?:\w{{1,8}} )?(?:think|believe|convinced))(?: [a-z]{{2,8}}){{0,3}}) $",
+    re.IGNORECASE,
+)
 _TAKEN_BACK = re.compile(
     rf"[^.!?\n]{{0,60}}[.!?,;]\s{{1,2}}[Tt]h(?:at|is) (?:is|was) (?:{WRONG}|not)\b"
     rf"|(?:(?:is|was) (?:not|{WRONG})|(?:is|was)n't|(?:cannot|can't) be)\b"
@@ -85,7 +100,8 @@ _DENIES = re.compile(rf"(?:{NOT} be|isn't|is not|doubt(?: that)?) {_NAMED}")
 _HESITATES = re.compile(
     r"\b(?i:I (?:\w+ )?(?:can(?:no|')t|am unable to|don't know|do not know)"
     r"(?: (?:decide|tell|say)\b|\W*$)|not (?:sure|certain)\b"
-    r"|(?:just as|equally) (?:likely|possible|plausible)\b)"
+    r"|\b(?-i:[A-J])\)? (?:are|is|seems?|looks?) (?:both |all )?(?:just as|equally)"
+    r" (?:likely|possible|plausible)\b)"
     r"|\b(?:one of|either|between) (?:(?:options?|choices?) )?\(?[A-J]\)?,? [^.!?\n]{0,20}"
     r"\b(?:and|or) \(?[A-J]\)?[.!]?$"
 )
@@ -102,13 +118,21 @@ _BY_PLACE = re.compile(
     r"|\b(?:option|choice) (?P<number>one|two|three|four|five|[1-5](?=[.!]?$))\b",
     re.IGNORECASE,
 )
-_MARKED = re.compile(r"(?<![A-Za-z0-9])([A-J])(?![A-Za-z0-9])[^A-J\n✅✓✔❌✗✘]{0,60}([✅✓✔❌✗✘])")
+_SEVERAL = r"\(?\b[A-J]\b\)?(?:(?:,? (?:and|or|nor|&)|,) \(?[A-J]\b\)?){0,9}"
+_JUDGED = re.compile(  # A: wrong; B, C and D do not fit; rule out B and C; E ✅
+    rf"(?:rule out|eliminate|exclude|discard|{NOT} be|isn't|[Nn]either) (?P<excluded>{_SEVERAL})"
+    rf"|(?P<judged>(?<!['’]){_SEVERAL})[^A-J\n✅✓✔❌✗✘]{{0,60}}?(?:[❌✗✘]|\b(?i:{WRONG}|no|fails?"
+    rf"|{NOT} (?:\w+ )?(?:correct|right|true|work|fit|match)|(?:too|still) [a-z]+"
+    r"|ruled out|eliminated|excluded|discarded)\b"
+    r"|(?P<right>[✅✓✔]|\b(?i:right|correct|true|yes|works|fits|matches)\b))"
+)
 _TICKED = re.compile(
     r"\[[xX✓✔]\] ?\(?([A-J])(?![A-Za-z0-9])|\n[(\[]?([A-J])[)\].:][^\n]{0,80}?(?:<-|←|⬅)"
 )
 _IN_LATEX = re.compile(
     r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}\$?|\$([A-J])\$|\\(?:[;,:!]|q?quad)"
 )
+_TO_ITS_TEXT = re.compile(r"\A[\s).:,(=–—-]{0,6}(?:which is )?")
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _SMALL = ("a", "an", "the", "of")
@@ -136,9 +160,7 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
     tail = re.sub(r"\*{2,}", "", _without_latex(text[-TAIL:].strip()))
-    marks, ticked = _MARKED.findall(tail), [one or other for one, other in _TICKED.findall(tail)]
-    if len(marks) > 1 or ticked:
-        ticked += [letter for letter, mark in marks if mark in "✅✓✔"]
+    if ticked := [one or other for one, other in _TICKED.findall(tail)]:
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
     if _HESITATES.search(_last_sentence(tail).rpartition(", but ")[2]):
         return None
@@ -148,12 +170,16 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         at, letter = said
         if len(set(_LISTED.findall(tail[at:].partition("\n")[0]))) > 2:
             return None  # a list of the options
+        if _is_another(letter, tail[at + 1 :], options):
+            return None
         return letter if letter in letters and denied_at.get(letter, -1) < at else None
+    if (judged := _by_verdicts(tail, letters)) is not None:
+        return judged
     if (place := _by_place(tail, len(options))) is not None:
         return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
-    given = final_answer(text) or tail.strip().rpartition("\n")[2][:LIMIT]
+    given = final_answer(text) or _last_sentence(tail.strip())[:LIMIT]
     by_value = _by_value(tail, given, letters, options)
     return None if by_value in denied_at else by_value
 
@@ -166,10 +192,31 @@ def _said(tail: str) -> tuple[int, str] | None:
             for pattern in _STATEMENTS
             for match in pattern.finditer(tail)
             if not _TAKEN_BACK.match(tail, match.end())
-            and not _TENTATIVE.search(tail[max(match.start() - 20, 0) : match.start()])
+            and not _TENTATIVE.search(tail[max(match.start() - 40, 0) : match.start()])
         ),
         default=None,
     )
+
+
+def _by_verdicts(tail: str, letters: str) -> str | None:
+    """The only option that is said to be right among others, or that is not said to be wrong."""
+    verdicts = {
+        letter: bool(match["right"])
+        for match in _JUDGED.finditer(tail)
+        for letter in re.findall(r"\b[A-J]\b", match["excluded"] or match["judged"])
+    }
+    right = [letter for letter in letters if verdicts.get(letter)]
+    left = right or [letter for letter in letters if letter not in verdicts]
+    return left[0] if len(left) == 1 and len(verdicts) > 1 else None
+
+
+def _is_another(letter: str, after: str, options: Sequence[str]) -> bool:
+    """Whether a letter is followed by the text of another option: "B) 54 km", where that is C."""
+    text = re.split(r"\n|[.!?](?:\s|$)", _TO_ITS_TEXT.sub("", after[:LIMIT]))[0]
+    said = _tokens(text.casefold().rstrip(" )*"))
+    own = dict(zip(LETTERS, (_tokens(option.casefold()) for option in options), strict=False))
+    other = said and said in own.values()
+    return bool(other) and _place(own.get(letter, []), said, any_order=False) is None
 
 
 def _by_value(tail: str, given: str, letters: str, options: Sequence[str]) -> str | None:
@@ -196,7 +243,7 @@ def _without_latex(text: str) -> str:
 
 
 def _last_sentence(text: str) -> str:
-    return re.split(r"\n|[.!?]\s", text)[-1]
+    return re.split(r"\n|(?<!\b[Rr]s)[.!?]\s", text)[-1]
 
 
 def _in_words(sentence: str, options: Sequence[str]) -> str | None:

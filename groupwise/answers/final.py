@@ -6,7 +6,9 @@ one might not expect:
 - 50% equals 50 and also 0.5 (datasets write all three), though 50 does not equal 0.5.
 - Units and words around a number are ignored unless both sides have one and they contradict.
 - If the truth is a number, the answer must be a number too: `23+48` is not an answer to itself.
+  What counts is a number: `5!` and `\\binom{10}{3}`.
 - Dates, times and ratios are compared as text: 4:6 is not 2:3, and 2024-05-17 subtracts nothing.
+  But the ratio 9:16 is the fraction 9/16.
 - What is neither number nor equal text goes to math-verify, if it looks like mathematics and is
   harmless: short, no towers of powers, nothing that would be expanded for minutes.
 
@@ -17,7 +19,7 @@ import re
 from typing import Any
 
 from groupwise.answers.formulas import concluded_formulas, concludes_with
-from groupwise.answers.mathematics import is_equation, same_mathematics
+from groupwise.answers.mathematics import is_count, is_equation, same_mathematics
 from groupwise.answers.notation import LIMIT, plain
 from groupwise.answers.prose import concluded, with_ratio_sign
 from groupwise.answers.quantities import (
@@ -29,7 +31,7 @@ from groupwise.answers.quantities import (
     with_decimal_point,
 )
 from groupwise.answers.replies import reply
-from groupwise.answers.sentences import is_hypothetical
+from groupwise.answers.sentences import is_hypothetical, is_made_of_the_answer
 from groupwise.answers.statements import WRONG
 from groupwise.answers.tags import tag_content
 
@@ -49,7 +51,7 @@ TAIL = 4000
 """Without a mark that says where it is, the answer is looked for in so many last characters."""
 
 _SAYS = re.compile(
-    r"(?:\A|\n)A: |\banswer(?: (?:is|are|(?:must|should|would|will) be)\b(?!n't)|:| ="
+    r"(?:\A|\n)A: |\banswer(?: itself)?(?: (?:is|are|(?:must|should|would|will) be)\b(?!n't)|:| ="
     r"| (?=(?:[a-z]{2,6}n't|cannot|[a-z]{3,6} not)\b))(?: ?:)? ?",
     re.IGNORECASE,
 )
@@ -66,19 +68,28 @@ _HOW_SURE = re.compile(
 _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
     r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
     r"(?:say|think|answer|guess|claim|believe|assume|argue)s?|(?:do not|don't) (?:think|believe)"
-    r"|doubt|tempt(?:ed|ing)|wrong|incorrect|naive)"
-    r"\b(?:(?!\bbut\b)[^.!?\n]){0,40}$",
+    r"|doubt|tempt(?:ed|ing)|wrong|incorrect|naive|(?:not|n't|cannot) believe|I first thought)"
+    r"\b(?:(?!\bbut\b)[^.!?\n]){0,40}$|(?<!\bI )(?<!\bwe )\b(?:wrote|says?|said|claim(?:s|ed)"
+    r"|thought|guess(?:es|ed))(?: that)?:?[ \"'“]{1,3}(?:the )?$",
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
     r"\b(?:edit|correction|sorry|misread|wait|actually|hmm|oops|forgot|scratch that)\b.*[0-9]",
     re.IGNORECASE | re.DOTALL,
 )
+_HEDGED = re.compile(r"\b(?:either|maybe|between|or so)\b|[0-9] or [$0-9]", re.IGNORECASE)
+_SETTLED = re.compile(
+    r"\b(?:so|thus|hence|therefore|must|only|gives|needs?|exactly)\b.*[0-9]", re.I | re.DOTALL
+)
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
+_FRACTION_SIGN = re.compile(r"[0-9] ?/ ?[0-9]|\\[dt]?frac")
+_RATIO = re.compile(r"^\$?([0-9]{1,6}) ?: ?([0-9]{1,6})\$?$")
+_NOT_THE_BOX = re.compile(r"\bnot [$\\(]{0,3}$")
+_BEHIND_BOX = re.compile(r"\}\s{0,2}=([^=$\n]{1,80})(?=\$|\\[\])]|\n|\Z)")
 _LAST_FORMULA = re.compile(
     r"(?:\$[^$]{1,200}\$\$?|\\[(\[](?:(?!\\[(\[]).){1,200}\\[)\]])[\s.!*]*$", re.DOTALL
 )
@@ -144,9 +155,16 @@ def _marked(text: str) -> str | None:
         return (boxed_answer(content) or content).strip()
     if (boxed := boxed_answer(text)) is None:
         return _after_hashes(text) or in_json(text[-TAIL:])
-    later = _after_saying_so(text[max(text.rfind("\\boxed"), text.rfind("\\fbox")) :][-TAIL:])
+    place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if _NOT_THE_BOX.search(text[max(place - 12, 0) : place]):
+        return boxed_answer(text[:place]) or boxed
+    rest = text[place:][-TAIL:]
+    later = _after_saying_so(rest)
     if later and read_quantity(later) is not None:
         return later  # The correct answer is 31.
+    behind = _BEHIND_BOX.match(rest.partition("{" + boxed)[2])
+    if behind and read_quantity(boxed) is None:
+        return behind[1].strip(" .")  # the box holds what is still to be calculated
     both = _BOTH_BOXES.findall(text[-TAIL:])  # two solutions, or one who has not decided
     return " or ".join(both[-1]) if both and both[-1][1] == boxed else boxed
 
@@ -168,6 +186,9 @@ def same_answer(given: str, truth: str) -> bool:
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
     if is_rounded(exactly, roughly):  # 1/6 ≈ 0.167
         return same_answer(exactly, truth) or same_answer(roughly, truth)
+    # 9:16 as a fraction
+    if (":" in given) != (":" in truth) and _FRACTION_SIGN.search(given + truth):
+        given, truth = (_RATIO.sub(r"\1/\2", text) for text in (given, truth))
     right, ours = _true_quantity(truth), read_quantity(given)
     if right is not None and ours is None:
         ours = read_quantity(with_decimal_point(plain(given)))
@@ -175,7 +196,7 @@ def same_answer(given: str, truth: str) -> bool:
         return same_quantity(ours, right)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
         return True
-    return right is None and same_mathematics([given], truth)
+    return (right is None or is_count(given)) and same_mathematics([given], truth)
 
 
 def _true_quantity(truth: str) -> Quantity | None:
@@ -244,6 +265,8 @@ def _after_saying_so(text: str) -> str | None:
         return ""  # a question is no answer
     if end and (_RETRACTED.search(rest, end.end()) or _DENIED_NEXT.match(rest, end.end())):
         return None
+    if end and _HEDGED.search(rest, 0, end.start()) and _SETTLED.search(rest, end.end()):
+        return None
     return (rest[: end.start()] if end else rest).strip(" *_✅✓✔☑") or None
 
 
@@ -254,7 +277,8 @@ def _is_not_meant(text: str, said: re.Match[str]) -> bool:
     would = "would" in said[0].lower() and is_hypothetical(
         before + text[said.start() : said.end() + 80]
     )
-    return would or _NOT_MEANT.search(before) is not None
+    derived = is_made_of_the_answer(before + said[0])
+    return would or derived or _NOT_MEANT.search(before) is not None
 
 
 def in_json(text: str) -> str | None:
@@ -271,10 +295,9 @@ def _in_prose(text: str) -> str | None:
     only number (`x < 7`, "not 7") must not be left out."""
     number, text = concluded(_HOW_SURE.sub("", text)), text.strip()
     short = len(text) <= SHORT and text.isascii() and not _MORE_THAN_WORDS.search(text)
-    bare = text.replace("**", "").rstrip("!")
-    if short and len(_NUMBER.findall(text)) == 1 and read_quantity(bare) is None:
-        return None
-    return number
+    bare = text.replace("*", "").rstrip("!")
+    alone = short and len(_NUMBER.findall(text)) == 1 and not (number or "").endswith("!")
+    return None if alone and read_quantity(bare) is None else number
 
 
 def _normal(text: str) -> str:
@@ -285,6 +308,8 @@ def _normal(text: str) -> str:
     text = text.rstrip("!") if text.rstrip("!")[-1:].isalpha() else text  # 5! is a factorial
     if (meaning := _MEANINGS.fullmatch(text)) is not None:
         return meaning.lastgroup or ""
+    text = re.sub(r"\{(\w)\}", r"\1", text)  # 3^{3^{3}} is 3^{3^3}
+    text = re.sub(r"(?<=[0-9]) ?(?:by|x) ?(?=[0-9])", "×", text)  # 3 by 4
     # Words stay apart; around anything else a space means nothing.
     return re.sub(r"(?<![a-z0-9]) | (?![a-z0-9])", "", text)
 

@@ -60,9 +60,10 @@ def concluded_formulas(text: str) -> list[str]:
         if _TASK.search(sentence):
             break
         if (formula := _last_formula(sentence)) is not None:
+            congruence = [formula] if "\\equiv" in formula else []
             formula = _MODULUS.sub("", formula).replace("\\equiv", "=")
-            right = formula.rpartition("=")[2]
-            return [*found, formula, *([] if re.search(r",|\b(?:and|or)\b", formula) else [right])]
+            right = [] if re.search(r",|\b(?:and|or)\b", formula) else [formula.rpartition("=")[2]]
+            return [*found, formula, *right, *congruence]
     return found
 
 

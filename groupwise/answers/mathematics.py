@@ -33,9 +33,9 @@ _DANGEROUS = re.compile(
     r"|\\[dt]?binom(?! ?\{[0-9]{1,2}\} ?\{[0-9]{1,2}\})"
 )
 
-_COMMANDS = r"- - \times \cdot \infty \cup \cap \in \pm \sqrt \sqrt[3]"
+_COMMANDS = r"- - / / / ( ) \times \cdot \infty \cup \cap \in \ne \pm \sqrt \sqrt[3]"
 _SIGNS = {
-    ord(sign): f"{word} " for sign, word in zip("–−×·∞∪∩∈±√∛", _COMMANDS.split(), strict=True)
+    ord(sign): f"{word} " for sign, word in zip("–−⁄∕÷⟨⟩×·∞∪∩∈≠±√∛", _COMMANDS.split(), strict=True)
 }
 _DELIMITER = re.compile(
     r"(?<!\\)(?:\$|\\[()\[\]])|`|(?<!\d)\*\*|\*\*(?!\d)|°|\^\{?\\circ\}?"
@@ -47,6 +47,25 @@ _FLIPPED = {"≥": "≤", ">": "<", "\\ge": "\\le ", "\\geq": "\\le "}
 _SET_OF = re.compile(
     r"\\\{ ?([a-z]) ?(?:\\in ?(?:\\mathbb\{R\}|R) ?)?(?:\\mid|\||:)(?![a-z]) ?(.*)\\\}"
 )
+_COUNT = re.compile(r"[0-9)}]!|\\[dt]?binom|\\choose|[0-9]\}?C_?\{?[0-9]|\bC ?\(")
+_PART = r" ?(?:\{ ?([0-9]{1,2}) ?\}|([0-9]))"
+_CHOOSE = re.compile(  # \binom 52, {5 \choose 2}, C(5, 2)
+    rf"\\[dt]?binom{_PART}{_PART}|\{{ ?([0-9]{{1,2}}) ?\\choose ?([0-9]{{1,2}}) ?\}}"
+    r"|\bC ?\(([0-9]{1,2}), ?([0-9]{1,2})\)|(?:\{\})?[_^]\{?([0-9]{1,2})\}?C_\{?([0-9]{1,2})\}?"
+)
+_ANGLE = re.compile(r"(?:\\left ?)?\\langle|(?:\\right ?)?\\rangle")
+_COLUMN = re.compile(r"\\begin\{([pbB]?)matrix\}([^&]+\\\\[^&]+)\\end\{\1matrix\}")
+_POINT = re.compile(r"\(([a-z](?: ?, ?[a-z]){1,3})\) ?= ?(\(.+\))")
+_COORDINATE = re.compile(r" ?([a-z]) ?= ?([^=]+?) ?")
+_AND = re.compile(r"(?:,|;|\\(?:text|mbox) ?\{ ?and ?\}|\band\b)(?:\\[,;: ]|\\q?quad| )*")
+_DOMAIN = re.compile(  # x+3 for x ≠ 3: where a formula holds
+    r"(?:,|\\q?quad|\\[,;: ]|\s){0,4}\(?(?:(?:\\(?:text|mbox) ?\{)?[ ,]{0,2}"
+    r"(?:for|if|where|when|with)(?: all| every)?\b[ }]{0,2})?"
+    r"(?:(?:[a-z] ?[-+] ?)?[a-z] ?\\neq? ?-?[0-9a-z]{1,4}"
+    r"|[a-z] ?\\in ?\\mathbb ?\{?[A-Z]\}?|(?:(?<=all )|(?<=all } ))[a-z] ?\}?)\)?$"
+)
+_SOLVED = re.compile(r"[<>≤≥]|\\(?:[lg](?:eq?|t)|ne|in)(?![a-z])")
+_CONGRUENT = re.compile(r"\\equiv ?(-?[0-9]{1,9}) ?\(?\\?[pb]?mod ?\{? ?([1-9][0-9]{0,8}) ?\}?\)?")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _DEGREES = re.compile(r"\\(sin|cos|tan) ?\(?([0-9.]{1,6}) ?(?:°|\^ ?\{? ?\\circ ?\}?)\)?")
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
@@ -55,6 +74,11 @@ _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 def is_equation(text: str) -> bool:
     """Whether both sides of = count: a + b = 12, and not x = 3."""
     return _EQUATION.fullmatch(text) is not None
+
+
+def is_count(text: str) -> bool:
+    """Whether a formula counts: 5! and \\binom{10}{3} are ways to write whole numbers."""
+    return _COUNT.search(text) is not None
 
 
 def same_mathematics(readings: Sequence[str], truth: str) -> bool:
@@ -74,6 +98,8 @@ def _same(readings: tuple[str, ...], truth: str) -> bool:
     given = [text for text in given if _IN_BASE.findall(text) == _IN_BASE.findall(truth)]
     if not given or not _comparable(truth):
         return False
+    if "\\equiv" in truth:
+        return truth.replace(" ", "") in [text.replace(" ", "") for text in given]
     # Its time limits are signals, which only the main thread gets. Elsewhere, who calls has one.
     seconds = _SECONDS if threading.current_thread() is threading.main_thread() else None
     options = {"timeout_seconds": seconds, "allow_set_relation_comp": True}
@@ -134,6 +160,11 @@ def _latex(text: str) -> str:
     text = _DEGREES.sub(r"\\\1(\\frac{\2\\pi}{180})", text)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
+    text = _CHOOSE.sub(lambda m: "\\binom{{{}}}{{{}}}".format(*filter(None, m.groups())), text)
+    text = _CONGRUENT.sub(lambda m: f"\\equiv {int(m[1]) % int(m[2])} \\pmod{{{m[2]}}}", text)
+    text = _as_point(_ANGLE.sub(lambda m: "(" if m[0].endswith("langle") else ")", text))
+    if (domain := _DOMAIN.search(text)) and not _SOLVED.search(text[: domain.start()]):
+        text = text[: domain.start()]
     if (members := _SET_OF.fullmatch(text)) is not None:
         text = members[2].strip()
     if (both := _PLUS_MINUS.fullmatch(text)) and "\\pm" not in both[1]:
@@ -141,6 +172,21 @@ def _latex(text: str) -> str:
     if chain := _DESCENDING.fullmatch(text):  # 3 > x > 1
         high, above, variable, below, low = chain.groups()
         return f"{low}{_FLIPPED[below]}{variable}{_FLIPPED[above]}{high}"
+    return text
+
+
+def _as_point(text: str) -> str:
+    """A column, or what is said of each variable in any order, as a point: (2, -3)."""
+    if (column := _COLUMN.fullmatch(text)) is not None:
+        rows = column[2].split("\\\\")
+        return f"({', '.join(rows)})"
+    if (point := _POINT.fullmatch(text)) is not None:
+        names = point[1].replace(" ", "").split(",")
+        return point[2] if names == sorted(names) else text
+    values = [_COORDINATE.fullmatch(part) for part in _AND.split(text)]
+    found = {value[1]: value[2] for value in values if value}
+    if len(values) == len(found) > 1:
+        return f"({', '.join(found[name] for name in sorted(found))})"
     return text
 
 

@@ -33,10 +33,17 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
     if not words or words[0] not in _WORDS:
         return None
     value, rest = _spelled(words)
-    if rest[:1] == ["and"] and rest[1:2] and rest[1] in ("a", "one") and len(rest) > 2:
-        value, rest = value + Fraction(1, _DENOMINATORS.get(rest[2], 1)), rest[3:]
+    scaled = value
+    parts = _WORDS.get(rest[1], rest[1] == "a") if rest[0:1] == ["and"] and len(rest) > 2 else 0
+    if parts and rest[2] in _DENOMINATORS:
+        last = SCALES.get(words[len(words) - len(rest) - 1], 1)  # a dozen and a half
+        value, rest = value + Fraction(parts * last, _DENOMINATORS[rest[2]]), rest[3:]
     elif rest and rest[0] in _DENOMINATORS:
         value, rest = value / _DENOMINATORS[rest[0]], rest[1:]
+    if value != scaled:  # half a dozen, a quarter of a million, two and a half thousand
+        joined = [word for word in rest[:3] if word not in ("of", "a", "an")]
+        if joined and joined[0] in SCALES:
+            value, rest = value * SCALES[joined[0]], rest[rest.index(joined[0]) + 1 :]
     noun = rest[0] if rest else ""
     if len(rest) > 1 or noun in (*_WORDS, *SCALES, "and", "or") or (noun and len(noun) < 2):
         return None

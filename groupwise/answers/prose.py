@@ -26,12 +26,18 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"|, (?:as|which is (?:[^ ]{1,12} ){0,2}(?:below|above|less|more|under|over|within|between)"
     rf"|including|assuming|based on|and (?:any|every)(?:one|body)|whos?e?|of which"
     rf"|with {_AMOUNT} [a-z ]{{1,30}}|or {_AMOUNT} (?:[a-z]{{1,12}} )?(?:an?|per|each|every))\b"
-    r"(?!.*(?:=|\b(?:so|hence|thus|leav\w+)\b)).*$"
-    r"|,? (?:if|compared (?:to|with)|according to|(?:at|by) the end of|(?:after|before) \w+ing)\b"
-    rf"{_UNLESS_MORE}| ?\([^()]*\)\W{{0,5}}$"
-    r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|during)(?: the| base)? [0-9]{1,6}[a-z! ]{0,40}\W{0,5}$"
+    r"(?!.*(?:=|\b(?:so|hence|thus|leav\w+)\b|, (?:this|that|which|it|they|s?he)\b.*[0-9])).*$"
+    r"|,? (?:if|including|excluding|compared (?:to|with)|according to|(?:at|by) the end of"
+    rf"|(?:after|before) \w+ing)\b{_UNLESS_MORE}| ?[(\[][^()\[\]]*[)\]]\W{{0,5}}$"
+    rf"|(?<=[0-9]) = {_AMOUNT}(?: ?[-+×*·] ?{_AMOUNT}){{1,9}}\W{{0,5}}$"
+    r"|(?<=[0-9*] )([a-z ]{1,40}) (?:in|at|during|after|within)(?: the| base)? [0-9]{1,6}"
+    r"[a-z! ]{0,40}\W{0,5}$"
     r"|[,;:]?(?: and| it| which)\b[a-z ]{1,40} (?:in|by) (?:[A-Z][a-z]{2,8} )?(?:19|20)[0-9]{2}"
     r"\W{0,5}$"
+    rf"|(?<=[0-9] )(?<!/[0-9] )of (?:the|his|her|its|their|all) {_AMOUNT}[a-z ]{{0,40}}\W{{0,5}}$"
+    r"|(?<=[0-9] )(?:is|was) the [0-9]{1,6}(?:st|nd|rd|th)\b[^0-9]*$"  # 64 is the 4th term
+    rf"|({_AMOUNT} [a-z ]{{0,20}}(?:altogether|in total|in all))[,:]{_UNLESS_MORE}"
+    rf"|, (?:(?:about|around|almost|nearly|roughly|or) )?{_AMOUNT} ?% of\b[^=]*$"
     # 2 seconds slower than Team 1; needs 7 packs to equip everybody with 2
     rf"|(?<=[0-9] )((?:[a-z]{{1,15}} ){{0,3}}(?:[a-z]{{2,10}}er|more|less)) than {_UNLESS_MORE}"
     rf"|(\b(?:need|take|require)s? [a-z ]{{0,40}}{_AMOUNT} [a-z ]{{1,40}}?) to"
@@ -41,7 +47,7 @@ _CLAUSE = re.compile(  # what explains or compares the number before it; a group
     r"| (?:that|for which|such that|less than|between)\b(?!.*, (?:so|which))).*$",
     re.IGNORECASE,
 )
-_BOLD_NUMBER = re.compile(r"\*\*([^*\n=]{0,20}[0-9][^*\n=]{0,30})\*\*")
+_BOLD_NUMBER = re.compile(r"\*\*(?! )([^*\n=]{0,20}[0-9][^*\n=]{0,30})\*\*")
 _RESULT = re.compile(
     r"(?:=|\bequals|\bwhich (?:is|gives|makes)) ?[$€£*]{0,3}"
     r"([0-9][0-9,]{0,15}(?:\.[0-9]{1,9})?)(?![0-9]| ?[\\/·×*^+−-]| [0-9])"
@@ -53,6 +59,10 @@ _IS_IN_WORDS = re.compile(
     r" ([a-z -]{1,60})[.!\s]*$",
     re.IGNORECASE,
 )
+_NOTHING = re.compile(
+    r"\b(?:nothing|none|no(?: [a-z]+){1,2})(?: is| are| was| were)? (?:left|remain)"
+)
+_AND_A_HALF = re.compile(r"\b([0-9]{1,6})( [a-z]{1,12})? and a half\b")
 _FORMULA_OF_NUMBER = re.compile(r"(?<![\\$])\$(-?[0-9][0-9.,]{0,15}(?:\\?%)?)\$(?![0-9$])")
 _DOLLARS_AND_CENTS = re.compile(r"\b([0-9]{1,6}) dollars and ([0-9]{2}) cents\b")
 _HOURS_AND_MINUTES = re.compile(r"\b([0-9]{1,4}) hours? and ([0-9]{1,2}) minutes?\b")
@@ -64,6 +74,7 @@ def concluded(text: str) -> str | None:
     Questions, checks and offers behind the answer are passed over, and clauses that give a reason.
     """
     text = _FORMULA_OF_NUMBER.sub(r"\1", prose_characters(text))
+    text = _AND_A_HALF.sub(lambda m: f"{m[1]}.5{m[2] or ''}", text)
     text = _DOLLARS_AND_CENTS.sub(r"$\1.\2", text)
     text = _HOURS_AND_MINUTES.sub(lambda m: f"{60 * int(m[1]) + int(m[2])} minutes", text)
     if not (sentences := concluding(text)):
@@ -72,6 +83,8 @@ def concluded(text: str) -> str | None:
         return "no solution"
     if _INFINITELY_MANY.search(sentences[-1]):
         return "infinitely many"
+    if _NOTHING.search(sentences[-1]) and not _DIGIT.search(sentences[-1]):
+        return "0"
     if (both := said_twice(sentences[-1])) is not None:
         return both
     for sentence in map(_without_clause, reversed(sentences)):

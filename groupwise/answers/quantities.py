@@ -117,7 +117,7 @@ _NO_NUMBER_AFTER = re.compile(  # an operator, or one letter that is no unit: 5x
 )
 _MEASURE = re.compile(r"[A-Za-z°]+(?:/[A-Za-z]+)*[²³]?")
 _BEHIND = re.compile(
-    r" ?(?:%|per ?cent\b)|_[0-9]{1,2}(?![0-9])|[kKMB](?![A-Za-z])"
+    r" ?(?:%|per ?cent\b)|!(?= [a-z])|_[0-9]{1,2}(?![0-9])|[kKMB](?![A-Za-z])"
     r"|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
     r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
 )
@@ -254,7 +254,7 @@ def _right_side(text: str) -> str:
     left, equals, right = text.replace("≈", "=").rpartition("=")
     if not equals:
         return text
-    if left.endswith(("<", ">", "!", "\\")) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
+    if re.search(r"(?:[<>\\]|(?<![0-9])!)$", left) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
         return ""
     return left if "=" not in left and _UNDONE.fullmatch(right) else right.strip()
 

@@ -13,7 +13,11 @@ _TOKEN = re.compile(  # of chat templates, with the role that they name
     r"<\|[\w▁]{1,30}\|>(?:(?:assistant|user|system)\b)?|</?s>|<[be]os>|\[/?INST\]"
     r"|<(?:start|end)_of_turn>(?:(?:model|user)\b)?"
 )
-_STRUCK_OUT = re.compile(r"~~[^~\n]{1,200}~~ ?")
+_NOT_SHOWN = re.compile(r"~~[^~\n]{1,200}~~ ?|<!--[^<>]{0,400}-->")
+_NO_BACKSLASH = re.compile(  # frac{2}{3}, also where \f and \b were read as control characters
+    r"(?<![\\A-Za-z])(?:\x0c(?=rac\{)|\x08(?=oxed\{)|(?=(?:[dtc]?frac|sqrt|boxed)\{))"
+)
+_WITH_BACKSLASH = {"\x0c": "\\f", "\x08": "\\b", "": "\\"}
 _ANSWERED = re.compile(  # a mark, a letter or number alone, a calculation, a conclusion
     r"\\boxed|####|</answer>|\banswer(?: is\b|\**: ?[^\n])"
     r"|\A\s{0,4}[*(]{0,3}(?:[A-J]|-?[0-9][0-9.,/]{0,15})[.)*]{0,4}(?=\n)|(?:[0-9)] ?="
@@ -31,15 +35,16 @@ _NEXT_EXERCISE = re.compile(
 
 def reply(text: str) -> str:
     """What a text says in reply: neither what it thinks before </think>, nor tokens of a chat
-    template, nor what is struck out, nor what follows the end of its turn, nor the exercises that
-    it goes on with."""
+    template, nor what is struck out or a comment in HTML, nor what follows the end of its turn, nor
+    the exercises that it goes on with."""
     text = ascii_digits(text)
     *thought, said = _THOUGHT.split(text, maxsplit=1)
     if not thought and text.lstrip().startswith("<think>") and "</answer>" not in text:
         return ""  # cut off while it thinks
     said = said if said.strip() else text
     text = next((part for part in _TOKEN.split(said) if part.strip()), said)
-    text = _STRUCK_OUT.sub("", text)
+    text = _NOT_SHOWN.sub("", text)
+    text = _NO_BACKSLASH.sub(lambda match: _WITH_BACKSLASH[match[0]], text)
     answered = _ANSWERED.search(text, 0, _FAR)
     series = False  # "Question 1: ... Question 2: ..." leads to one answer, the last
     for label in _NEXT_EXERCISE.finditer(text, 0, _FAR):

@@ -11,7 +11,9 @@ import re
 _WORD = re.compile(r"\w")
 _DIGIT = re.compile(r"[0-9]")
 _AMOUNT = r"[$€£]?[0-9][0-9.,]{0,12}"
-_SENTENCE = re.compile(r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_$]))+[.!?]*[\"')\]*_$]*")
+_SENTENCE = re.compile(
+    r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_$])|(?<=[0-9])!(?= [a-z]))+[.!?]*[\"')\]*_$]*"
+)
 _ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq|rs)\.(?= ?[0-9])", re.IGNORECASE)
 _ASIDE = re.compile(r" \((?:[=≈~]|[A-Za-z]{2,} )[^()]{1,200}\)")
 _IN_BRACKETS = re.compile(r"(?<=[.!?\n])[\s*_]{0,8}\([^()]{5,400}\)[\s.*_]{0,8}\Z")
@@ -25,6 +27,8 @@ _CHECKS = re.compile(  # how sentences begin that check, compare, refer to or of
     r"|would you|do you want|shall i|let me know|feel free|i hope|hope this"
     r"|if you (?:need|want|have|had)|(?:we|you) can (?:check|verify)|(?:both|it) (?:hold|work)s?"
     r"|(?:substituting|plugging)(?!.*\bwe get\b)|indeed|note|remark|remember|compare|by the way"
+    r"|(?:the|this) (?:story|problem|puzzle|exercise)(?=.{1,40}\bin (?:19|20)[0-9]{2}\W*$)"
+    r"|these (?:prices|data|figures)(?=.{1,40}\b(?:19|20)[0-9]{2}\W*$)"
     r"|source|(?:for )?reference|works(?! out)|with (?:that|this)"
     r"|(?:I(?:'m| am) [0-9.]{1,5} ?% |my )?(?:confiden|certain|sure)\w*)\b",
     re.IGNORECASE,
@@ -38,19 +42,31 @@ _SO = re.compile(r"\b(?:so|thus|therefore|hence)\b.*?(?:[0-9]|\b[A-J]\b)")
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"[^.!?\n]{0,120}\bwould be\b[^.!?\n]{0,60}\bif\b"
     r"|[\W_]*(?:(?:note that|of course|but),? )?(?:without|had"
-    r"|if\b.{0,80}(?:\b(?:were|was|had|did|ignored|forgot|counted|included|meant|instead)\b|n't))"
-    r"\b.*(?:\bwould|'d)\b|[a-z ]{0,30}\b(?:might|may|could|would) (?:say|think|object|argue)\b"
-    r"(?!.{0,200}\b(?:but|so)\b.{0,200}[0-9])",
+    r"|if\b(?! I had to).{0,80}"
+    r"(?:\b(?:were|was|had|did|ignored|forgot|counted|included|meant|instead)\b|n't))"
+    r"\b.*(?:\bwould|'d)\b"
+    r"|[a-z ]{0,30}\b(?:might|may|could|(?<!I )would) (?:say|think|object|argue)\b"
+    r"(?!.{0,200}\b(?:but|so|yet)\b.{0,200}(?:[0-9]|\b(?-i:[A-J])\b))",
     re.IGNORECASE | re.DOTALL,
+)
+_OF_THE_ANSWER = re.compile(  # "Twice the answer is 50.", "My result plus one makes 100."
+    r"[^.!?\n]{0,60}\b(?:(?:twice|half|double|triple|times|than|plus|minus|adding \w{1,9} to"
+    r"|(?:square|cube|root|half|third|quarter|digits) (?:of|in)) (?:the|my|our) (?:final )?"
+    r"(?:answer|result)\b|(?:the|my|our) (?:final )?(?:answer|result) (?:plus|minus|times"
+    r"|(?:divided|multiplied|increased|decreased) by)\b)",
+    re.IGNORECASE,
 )
 _AFTER_ALL = re.compile(r"\b(?:but|so)\b.{0,200}[0-9]", re.DOTALL)
 _UNDECIDED = re.compile(  # in the last sentence
     r"\b(?:can(?:no|')t|could(?:n't| not)|(?:unable|not able|impossible) to)"
     r" (?:be (?:determined|known)|determine|decide|tell|say|know|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\b(?:don't|do not) know\b|\bneed (?:some )?more information\b"
-    r"|\b(?:answer (?:is|(?:should|must|will) be)|us with|equals|which (?:is|gives)|and|of"
-    r"|the|by)[ :]*$"
-    r"|\b(?:need|have) to [a-z]{3,12}$"
+    r"|\b(?:(?:answer|total|number|amount|price|cost|sum|result|value)(?: of(?: the)? [a-z]{1,15})?"
+    r" (?:is|becomes|(?:should|must|will) be)|us with|equals|which(?: is| gives)?|and|of|the|by|an?"
+    r"|our|their|we|to|that|how|into|then)[ :]*$|[0-9)](?: ?[-+/×·÷=]| \*) ?$"
+    r"|\b(?:(?:need|have) to [a-z]{3,12}$|(?:(?:need|have) to|let's|let us|next,? we|now,? we)"
+    r" (?:now |then )?(?:find|calculate|compute|determine|work out|look at)\b[^0-9]*$)"
+    r"|\A\W*(?:then|next|now|first|after (?:that|this))\b[^0-9.!?]*$"
     r"|无法确定|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
     rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]"
@@ -94,8 +110,13 @@ def without_hypotheses(text: str) -> str:
 
 
 def is_hypothetical(sentence: str) -> bool:
-    """Whether it says what would be if things were otherwise."""
-    return _HYPOTHETICAL.match(sentence) is not None
+    """Whether it says what would be if things were otherwise, or what is made of the answer."""
+    return bool(_HYPOTHETICAL.match(sentence)) or is_made_of_the_answer(sentence)
+
+
+def is_made_of_the_answer(sentence: str) -> bool:
+    """Whether it is not the answer itself that it gives: "Twice the answer is 50."."""
+    return _OF_THE_ANSWER.match(sentence) is not None
 
 
 def _sentences(text: str) -> list[re.Match[str]]:

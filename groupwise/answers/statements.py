@@ -16,7 +16,8 @@ _BOUND = (
     r"|(?:capped|limited) (?:at|to)|rul(?:e|es|ed|ing) out|exclud(?:e|es|ed|ing)|[0-9] or"
     r"|(?:half|third|quarter|root|square|cube|opposite|reciprocal|negative) of|between [0-9.,]+ and"
     r"|(?:anything|everything|any|all|everyone|every [a-z]{1,15}) but)"
-    r"(?: the| a| an| for| rs\.?)? ?[$€£₹]?$|(?:(?:^|\s)[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$"
+    r"(?: the| an?| his| her| its| their| for| rs\.?)? ?[$€£₹]?$"
+    r"|(?:(?:^|\s)[<>≤≥≠]|\\(?:[lgn]e|[lg]t)q?) ?$"
     r"|\b(?:(?:mehr|weniger) als|mindestens|höchstens|(?:moins|plus|menos|más) de|no es) ?$"
 )
 _BOUND_IN_TEXT = re.compile(_BOUND, re.IGNORECASE)
@@ -47,7 +48,8 @@ _NOTE = re.compile(  # in brackets, a reference, the same in other words, how su
     r"[,;]?\s(?:\((?:[=≈~]|(?![^()]*\b(?:and|or|mod|base|maybe|perhaps|possibly)\b)"
     r"(?:[0-9.,%]{1,12} )?[A-Za-z])[^()]{0,80}\)|\[[A-Za-z. ]{0,12}[0-9]{1,3}\]"
     r"|(?:as (?:of|computed|shown|found|in)|according to|compared (?:to|with)|see|\|) .{0,120}"
-    rf"|(?:i\.e\b|that is|which (?:is|leaves|means|makes))(?!.{{0,80}}\b(?:not|{WRONG})\b).{{0,80}}"
+    r"|(?:i\.e\b|that is|which (?:is|leaves|means|makes|each|every|s?he|they))"
+    rf"(?!.{{0,80}}\b(?:not|{WRONG})\b).{{0,80}}"
     r"|with .{0,20}\b(?:confidence|certainty)\b.{0,120}"
     r"|I(?: (?:think|believe|guess|am)|'m)\b(?!.*\bnot\b).{0,80})[.\s]*$",
     re.IGNORECASE,

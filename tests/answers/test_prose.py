@@ -176,3 +176,54 @@ def test_words_of_an_option_are_found_in_any_order() -> None:
     assert choices.chosen("So the trader makes a 4% loss.", options) == "A"
     assert choices.chosen("So the trader does not make a 4% loss.", options) is None
     assert choices.chosen("The answer is therefore one of A and C.", options) is None
+
+
+def test_the_option_that_is_left_is_chosen_where_all_others_are_ruled_out() -> None:
+    options = ["6", "8", "9", "10", "12"]
+    for text in (
+        "All but B are wrong.",
+        "A, C, D and E can be ruled out.",
+        "It can't be A, C, D, E.",
+    ):
+        assert choices.chosen(text, options) == "B", text
+    assert choices.chosen("| A | wrong |\n| B | right |\n| C | wrong |", options) == "B"
+    for text in (
+        "A and C are wrong.",
+        "A: right\nB: right\nC: wrong",
+        "A, B, C, D and E are wrong.",
+    ):
+        assert choices.chosen(text, options) is None, text
+
+
+def test_an_option_that_is_refused_or_doubted_is_not_chosen() -> None:
+    options = ["6", "8", "9", "10", "12"]
+    for text in ("I will not choose B.", "I doubt that it's B.", "I don't think it is B."):
+        assert choices.chosen(text, options) is None, text
+    assert choices.chosen("There is no doubt that it is B.", options) == "B"
+    assert choices.chosen("The answer is B) 9.", options) is None  # 9 is C
+    assert choices.chosen("The answer is B) 8.", options) == "B"
+
+
+def test_what_is_made_of_the_answer_is_not_the_answer() -> None:
+    for text in ("Twice the answer is 50.", "My result plus one makes 50."):
+        assert not correct(text, "50"), text
+    assert correct("Twice the answer is 50, so the answer itself is 25.", "25")
+    assert correct("The answer is 30 or 31. As 30 is even, it must be 31.", "31")
+
+
+def test_formulas_that_are_written_in_another_form_are_equal() -> None:
+    for text, truth in (
+        ("$\\boxed{\\binom{10}{3}}$", "120"),
+        ("They can stand in 5! ways.", "120"),
+        ("$\\boxed{9:16}$", "\\frac{9}{16}"),
+        ("$\\boxed{\\langle 3,-6\\rangle}$", "\\begin{pmatrix}3\\\\-6\\end{pmatrix}"),
+        ("$\\boxed{y=2,\\;x=-3}$", "(x,y)=(-3,2)"),
+        ("$\\boxed{x=\\frac{1}{a}\\text{ for } a\\neq 0}$", "\\frac{1}{a}"),
+        ("$\\boxed{x\\equiv 3\\pmod{7}}$", "x \\equiv 10 \\pmod 7"),
+        ("$\\boxed{\\frac{|{-7}|}{\\sqrt{25}}}=\\frac75$", "\\frac{7}{5}"),
+        ("therefore x = frac{2}{3}", "\\frac{2}{3}"),
+    ):
+        assert correct(text, truth), text
+    assert not correct("$\\boxed{y=2,\\;x=-3}$", "(x,y)=(2,-3)")
+    assert not correct("$\\boxed{x\\equiv 3\\pmod{7}}$", "x \\equiv 11 \\pmod 7")
+    assert not correct("$\\boxed{x < 5, x \\neq 2}$", "x<5")
