@@ -46,7 +46,7 @@ _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"(?:\b(?:were|was|had|did|ignored|forgot|counted|included|meant|instead)\b|n't))"
     r"\b.*(?:\bwould|'d)\b"
     r"|[a-z ]{0,30}\b(?:might|may|could|(?<!I )would) (?:say|think|object|argue)\b"
-    r"(?!.{0,200}\b(?:but|so|yet)\b.{0,200}(?:[0-9]|\b(?-i:[A-J])\b))",
+    r"(?!.{0,200}\b(?:but|so|yet)\b.{0,200}(?:[0-9]|\b(?-i:[A-HJ])\b))",
     re.IGNORECASE | re.DOTALL,
 )
 _OF_THE_ANSWER = re.compile(  # "Twice the answer is 50.", "My result plus one makes 100."
