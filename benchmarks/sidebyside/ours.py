@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from groupwise.config import Config
 from groupwise.load import Parts, make_engine
 from groupwise.policy.adapters import add_adapter
+from groupwise.policy.compile_ahead import compile_ahead
 from groupwise.policy.load import make_policy
 from groupwise.policy.prompts import fit_prompts
 from groupwise.policy.reference import Reference
@@ -16,6 +17,7 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
+from groupwise.training.api import compiles_ahead
 from groupwise.training.loop import run_loop
 from groupwise.training.optim import Optimizer
 from groupwise.training.signals import StopRequest
@@ -46,6 +48,7 @@ def measure(setting: Setting, kind: str) -> Measurement:
         tempfile.TemporaryDirectory() as folder,
         RunFolder(pathlib.Path(folder) / "run", config) as run,
         Parts(config, policy, task, engine, scorer, scorer, {"train": prompted}) as parts,
+        compile_ahead(policy, compiles_ahead(parts, state)),
     ):
         run_loop(parts, state, run, Trackers({"log": lambda: log}), StopRequest())
     return record(

@@ -4,7 +4,6 @@ transformers renders it in jinja's sandbox (`ImmutableSandboxedEnvironment`), so
 but its inputs. Here its time is limited as well, and whatever it raises becomes a ModelError.
 """
 
-import ctypes
 import math
 import re
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 from jinja2 import nodes
 
+from groupwise.compat.threads import raise_in
 from groupwise.compat.transformers import compile_chat_template, parsed_chat_template
 from groupwise.errors import ModelError, shortened
 from groupwise.policy.template_limits import LONGEST, bounded, joined
@@ -121,13 +121,12 @@ class _Watch(threading.Thread):
         self.fired = False
 
     def run(self) -> None:
-        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
         while self.renders.is_alive():
             time.sleep(LOOK_EVERY)
             with self.lock:
                 if time.monotonic() > self.until:
                     self.until, self.fired = time.monotonic() + LOOK_EVERY, True
-                    interrupt(ctypes.c_ulong(self.renders.ident or 0), ctypes.py_object(_TooLong))
+                    raise_in(self.renders, _TooLong)
 
 
 _watches = threading.local()

@@ -7,6 +7,8 @@ would take minutes. A layer that the compiler cannot compile runs without it.
 """
 
 import logging
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from groupwise.compat.threads import raise_in
 from groupwise.compat.torch_compile import any_number_of_rows
 from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
@@ -26,6 +29,8 @@ Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
 _uncompilable: set[type[nn.Module]] = set()
+_in_background: dict[type[nn.Module], threading.Thread] = {}
+"""Threads that compile layers of these kinds."""
 
 
 def compiles_sampling(device: torch.device, config: Config) -> bool:
@@ -41,8 +46,37 @@ def compiles_training(device: torch.device, config: Config) -> bool:
 def compiled_layers(model: Any, on: bool) -> Iterator[None]:
     """While this is open, the model's layers are compiled ones (if `on`); backward included."""
     layers = (decoder_layers(model) or []) if on else []
-    with replaced_forwards({layer: partial(_run, layer) for layer in layers}):
+    for kind in {type(layer) for layer in layers}:
+        if kind in _in_background:
+            _in_background[kind].join()
+    with replaced_forwards({layer: partial(run_compiled, layer) for layer in layers}):
         yield
+
+
+@contextmanager
+def in_background(kind: type[nn.Module], compile_layer: Callable[[], None]) -> Iterator[None]:
+    """While this is open, a thread compiles layers of this kind; `compiled_layers` waits for it."""
+    threads = torch.get_num_threads()
+
+    def work() -> None:
+        torch.set_num_threads(threads)  # compiled code is for so many, and each thread has its own
+        try:
+            compile_layer()
+        except SystemExit:
+            pass
+        except Exception as error:  # it is for the layers' own run to fail, or to do without
+            log.info("layers are not compiled ahead: %s", str(error).split("\n")[0])
+
+    _in_background[kind] = thread = threading.Thread(target=work, name="compile")
+    thread.start()
+    try:
+        yield
+    finally:
+        _in_background.pop(kind, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of autograd, where it was interrupted
+            raise_in(thread, SystemExit)  # if it still runs when Python ends, the process aborts
+            thread.join()
 
 
 def uncompiled(function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -57,7 +91,8 @@ def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
     return list(lists[0]) if len(lists) == 1 else None
 
 
-def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def run_compiled(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The layer's forward pass by compiled code; without where that fails."""
     kind = type(layer)
     if kind not in _uncompilable:
         try:

@@ -31,7 +31,7 @@ def sample_tokens(
         ]
         tokens, logprobs = zip(*sampled, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)
-    if HAS_KERNEL and logits_BV.device.type == "cuda" and keeps_all_tokens(sampling):
+    if has_kernel(logits_BV, sampling):
         temperature = float(sampling.temperature)
         return torch.ops.groupwise.sample_tokens(logits_BV, keys_B2, positions_B, temperature)
     logits = process_logits(logits_BV, sampling, seen_BL)
@@ -41,6 +41,11 @@ def sample_tokens(
         noisy = logits + gumbel(keys_B2, positions_B, logits.shape[-1])
     tokens = noisy.argmax(-1)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def has_kernel(logits_BV: Tensor, sampling: Sampling) -> bool:
+    """Whether sample_kernel.py draws these tokens."""
+    return HAS_KERNEL and logits_BV.device.type == "cuda" and keeps_all_tokens(sampling)
 
 
 def _takes_cpu_kernel(logits_BV: Tensor, sampling: Sampling) -> bool:

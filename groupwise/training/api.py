@@ -22,8 +22,10 @@ from groupwise.extensions import load_object
 from groupwise.load import MakeEngine, Parts, load_parts, make_reference
 from groupwise.objective.advantages import AdvantageEstimator
 from groupwise.objective.surrogates import Surrogate
+from groupwise.policy.compile_ahead import compile_ahead
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy
+from groupwise.policy.training_layers import training_layers
 from groupwise.report.model_card import model_card
 from groupwise.report.run_page import write_report
 from groupwise.report.terminal import (
@@ -168,21 +170,29 @@ def run_to_the_end(
         _say(describe(config, parts.policy))
     if state.step or state.before:
         tell(f"resuming {run.path} after step {state.step}")
-    state.publish(parts.engine)
-    if not state.before:
-        with _status("evaluating on the test problems, before training", quiet):
-            held_out = evaluate(parts, "test")
-        run.log_evaluation("before", held_out.problems)
-        state.before = held_out.metrics
-    first = state.optimizer.world.first
-    makers = _tracker_makers(config, run, state.step, quiet, own_trackers) if first else {}
-    trackers = Trackers(makers)
-    stop.at_once = False
-    try:
-        stopped = run_loop(parts, state, run, trackers, stop, callbacks)
-    finally:
-        trackers.close()
+    with compile_ahead(parts.policy, compiles_ahead(parts, state)):
+        state.publish(parts.engine)
+        if not state.before:
+            with _status("evaluating on the test problems, before training", quiet):
+                held_out = evaluate(parts, "test")
+            run.log_evaluation("before", held_out.problems)
+            state.before = held_out.metrics
+        first = state.optimizer.world.first
+        makers = _tracker_makers(config, run, state.step, quiet, own_trackers) if first else {}
+        trackers = Trackers(makers)
+        stop.at_once = False
+        try:
+            stopped = run_loop(parts, state, run, trackers, stop, callbacks)
+        finally:
+            trackers.close()
     return finish(parts, state, run, quiet, stopped)
+
+
+def compiles_ahead(parts: Parts, state: TrainState) -> bool:
+    """Whether compiled layers are going to be wanted that one layer's copy can have compiled."""
+    layers = training_layers(parts.policy.device, parts.config)
+    wanted = layers.compiled and state.step < parts.config.steps
+    return wanted and not layers.fp8 and state.shards is None
 
 
 def _start_from(run: RunFolder) -> str | None:

@@ -17,6 +17,7 @@ from groupwise.rollout.native.decode import Decoder
 from groupwise.rollout.native.decode_attention import DecodeAttention
 from groupwise.rollout.native.limits import ADMIT_EVERY, MULTI_STEP
 from groupwise.rollout.sampling import sample_tokens
+from groupwise.types import Sampling
 
 
 @dataclass
@@ -37,8 +38,12 @@ class Done:
 class EagerGraphs(DecodeGraphs):
     def __init__(self, policy: Policy, max_batch: int) -> None:
         super().__init__(policy, max_batch, compile_layers=False)
-        self._sample = sample_tokens
         self.order = np.zeros(0, np.int64)
+
+    def sample(
+        self, logits_nV: Tensor, keys: Tensor, positions: Tensor, sampling: Sampling, seen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return sample_tokens(logits_nV, keys, positions, sampling, seen)
 
     def _graph(self, attention: DecodeAttention, key: GraphKey) -> Any:
         if key not in self.captured:

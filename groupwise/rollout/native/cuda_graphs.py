@@ -9,9 +9,10 @@ answers are not attended to as long ones would be.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from groupwise.rollout.native.fused_layers import FusedLayers, fused_layers, wei
 from groupwise.rollout.native.limits import MULTI_STEP
 from groupwise.rollout.native.running_batch import RunningAnswer, RunningBatch
 from groupwise.rollout.noise import key_tensor
-from groupwise.rollout.sampling import sample_tokens
+from groupwise.rollout.sampling import HAS_KERNEL, has_kernel, sample_tokens
 from groupwise.types import Sampling
 
 log = logging.getLogger("groupwise")
@@ -57,8 +58,7 @@ class Buffers:
             zeros(rows),
             zeros(rows),
             zeros(rows, 2, dtype=torch.int32),
-            # A column more than rows: code that is compiled for some of the rows serves all, too.
-            zeros(MULTI_STEP, 2, rows + 1, dtype=torch.float64),
+            zeros(MULTI_STEP, 2, rows, dtype=torch.float64),
             zeros(1),
             {},
         )
@@ -105,8 +105,6 @@ class DecodeGraphs:
         self.layers: FusedLayers | CompiledDecodeLayers | None = None
         self._tried = False
         """Whether it was tried to have the layers run by our kernels."""
-        self._sample = torch.compile(sample_tokens)
-        self._end_step = torch.compile(end_step, dynamic=True) if compile_layers else end_step
         self.buffers: Buffers | None = None
         self.captured: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self.weights: tuple[int, ...] = ()
@@ -119,9 +117,11 @@ class DecodeGraphs:
     def sample(
         self, logits_nV: Tensor, keys: Tensor, positions: Tensor, sampling: Sampling, seen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`sample_tokens`, compiled once for any number of rows and this vocabulary."""
+        """`sample_tokens`: one kernel, or compiled for any number of rows and this vocabulary."""
+        if has_kernel(logits_nV, sampling):
+            return sample_tokens(logits_nV, keys, positions, sampling, seen)
         mark_rows_dynamic(logits_nV, keys, positions, seen)
-        return self._sample(logits_nV, keys, positions, sampling, seen)
+        return compiled_sample_tokens()(logits_nV, keys, positions, sampling, seen)
 
     def reset(self) -> None:
         """The cache was replaced, or the weights: graphs that point into them are invalid."""
@@ -296,7 +296,16 @@ class DecodeGraphs:
         state = (buffers.last_token_S, buffers.kv_len_S, buffers.position_S)
         last_token, kv_len, position = (tensor[:size] for tensor in state)
         drawn = buffers.drawn_K2S[:, :, :size]
-        self._end_step(tokens, logprobs, last_token, kv_len, position, drawn, buffers.step)
+        end = end_step
+        if HAS_KERNEL:
+            from groupwise.rollout.native.end_step_kernel import end_step as end
+        end(tokens, logprobs, last_token, kv_len, position, drawn, buffers.step)
+
+
+@cache
+def compiled_sample_tokens() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Not as a decorator: torch.compile takes seconds to load its compiler."""
+    return torch.compile(sample_tokens)
 
 
 def end_step(
