@@ -26,7 +26,9 @@ _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of f
 )
 _GLUE = re.compile(r"^[\s,;:.*]*(?:and|or)\b|\b(?:and|or)[\s,;]*$|(?<=\$)!+\s*$")
 _CONDITION = re.compile(  # what a formula holds for, why, and what it is in decimals
-    r",? (?:(?:since|because|where|if|for (?:all|every|any|some))\b(?!.*\b(?:so|thus|is|are|get)\b)"
+    r",? \(?(?:(?:which (?:is|holds) |(?:is )?valid |(?:is )?defined )?(?:since|because|where|if|when"
+    r"|unless|provided|assuming|as long as|with(?= \$?\w ?\\neq?\b)|for(?= \$?\w ?\\neq?\b)"
+    r"|for (?:all|every|any|some))\b(?!.*\b(?:so|thus|is|are|get)\b)"
     r"|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
     r"|(?:attained )?at \$?\w ?=)|(?<=\$) as (?=\$)",
     re.IGNORECASE,
@@ -62,7 +64,7 @@ def concluded_formulas(text: str) -> list[str]:
         if (formula := _last_formula(sentence)) is not None:
             congruence = [formula] if "\\equiv" in formula else []
             formula = _MODULUS.sub("", formula).replace("\\equiv", "=")
-            right = [] if re.search(r",|\b(?:and|or)\b", formula) else [formula.rpartition("=")[2]]
+            right = [] if re.search(r"(?<!\\),|\b(?:and|or)\b", formula) else [formula.rpartition("=")[2]]
             return [*found, formula, *right, *congruence]
     return found
 

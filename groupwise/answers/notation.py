@@ -28,7 +28,7 @@ _CHARACTERS = str.maketrans(
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _FOOTNOTE = re.compile(
-    r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)|(?<=\w) \[[0-9]{1,3}\](?=[.!?]?(?:\s|$))"
+    r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)|(?<=\w) \[[0-9]{1,3}\](?=[.,!?]?(?:\s|$))"
 )
 _THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
     r"\b(?:step|day|week|month|year|room|group|case|part|round|level|page|line|number) "
@@ -58,6 +58,8 @@ _SIGNS = (
     (re.compile(r"(?<=[0-9])_(?:10|\{ ?10 ?\})(?![0-9])"), ""),  # 45_{10}: the usual base
     (re.compile(r"(?<=[0-9A-F]) \(?(?:in )?base[- ]?([0-9]{1,2})\b\)?"), r"_\1"),
     (re.compile(r"\b([ap])\. ?m\.(?!\w)"), r"\1m"),  # 8 a.m.
+    # nothing other than 16
+    (re.compile(r"\b(?:no(?:thing|ne|t)?) (?:other|else) than |\bnothing (?:less than|but) "), ""),
 )
 _POWER = re.compile(r"[0-9)\]}A-Za-z] ?\*\* ?[0-9({A-Za-z]")
 

@@ -47,9 +47,9 @@ _TABLE = """
     rupee 1 ₹ rupee rupees inr
     morning 1 am
     afternoon 1 pm
-    speed 1 m/s
-    speed 1000/3600 km/h km/hr km/hour kmh kph kmph
-    speed 1609.344/3600 mph mi/h mi/hr miles/hour
+    speed 1 m/s meters/second metres/second
+    speed 1000/3600 km/h km/hr km/hour kmh kph kmph kilometers/hour kilometres/hour
+    speed 1609.344/3600 mph mi/h mi/hr miles/hour mile/hour
     angle 1 ° degree degrees deg
     radian 1 rad radian radians
     celsius 1 °c celsius
@@ -115,11 +115,13 @@ _AFTER = re.compile(r"[A-Za-z' ,:;.\"()\[\]{}/·°%?⁻¹²³⁴-]*")
 _NO_NUMBER_AFTER = re.compile(  # an operator, or one letter that is no unit: 5x is not 5
     r"(?<![A-Za-z°])(?:[/-] *(?![A-Za-z])|(?![mgshlLNJWVAKCF])[A-Za-z](?<! a)(?![A-Za-z]))"
 )
+_PER = re.compile(r" per | / | an? (?=hour|second)")
 _MEASURE = re.compile(r"[A-Za-z°]+(?:/[A-Za-z]+)*[²³]?")
 _BEHIND = re.compile(
     r" ?(?:%|per ?cent\b)|!(?= [a-z])|_[0-9]{1,2}(?![0-9])|[kKMB](?![A-Za-z])"
-    r"|\^\{?-?[0-9]{1,4}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
-    r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12})(?![A-Za-z/&'])(?:\^[23])?"
+    r"|\^\{?-?[0-9]{1,9}\}?|(?:π|\\pi\b)(?:\^\{?-?[0-9]{1,4}\}?)?"
+    r"| ?°[CF]?\b| (?P<word>(?:km|mi)/hr?|m/s|[A-Za-z]{1,12}(?: (?:per|an?) (?:hour|second)\b)?)"
+    r"(?![A-Za-z/&'])(?:\^[23])?"
 )
 _IN_EXPONENT = re.compile(r"\^ ?[{(]? ?-?$")
 _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
@@ -245,7 +247,7 @@ def last_number(text: str) -> str | None:
 def _measured(after: str) -> str:
     """What belongs to the number before it: a percent sign, a power, pi, a scale, a unit."""
     match = _BEHIND.match(after)
-    word = (match["word"] or "").lower() if match else ""
+    word = _PER.sub("/", (match["word"] or "").lower()) if match else ""
     return match[0] if match and (not word or word in _UNITS or word in SCALES) else ""
 
 
@@ -276,7 +278,7 @@ def _quantity(match: re.Match[str], text: str) -> Quantity | None:
     while (word := after.partition(" ")[0].lower()) in SCALES:
         value, after = value * SCALES[word], after[len(word) :].lstrip()
     percent = after.startswith(("%", "percent", "per cent"))
-    measure = _MEASURE.match(after.replace(" per ", "/").replace(" / ", "/"))
+    measure = _MEASURE.match(_PER.sub("/", after))
     name = measure[0].lower() if measure else ""
     unit = currency or (name if name.rstrip("²³") in _UNITS else None)
     return Quantity(sign * value, percent, None if percent else unit)

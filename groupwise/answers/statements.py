@@ -40,8 +40,10 @@ _CORRECTION = re.compile(
     re.DOTALL,
 )
 _AFTERTHOUGHT = re.compile(
-    r",? ?\(?\b(?:and not|not|instead of|rather than) (?:the |an? )?\(?(?:[A-Z]\) ?)?"
-    r"(?:[A-Z$€£-]?[0-9.,]{0,20}%?(?: [a-z]{1,20})?|\$[^$\n]{1,60}\$)\)?[.)]*$"
+    r",? ?\(?\b(?:and not|not|instead of|rather than|(?:(?:et|e|y|und) )?"
+    r"(?:(?:non|et) pas|non|nicht|não|(?<=[,y] )no(?= [$€]?[0-9]))|а не) (?:the |an? )?"
+    r"\(?(?:[A-Z]\) ?)?(?:[A-Z$€£-]?[0-9.,]{0,20}%?(?: \w{1,20})?|\$[^$\n]{1,60}\$)\)?[.)\s]*$"
+    r"|[,，、]? ?而?(?:不是|ではなく)[0-9][0-9.,]{0,20}[^0-9]{0,6}$"
     r"|, not (?:the |an? )?[a-z]{1,20}[.)]*$"
 )
 _NOTE = re.compile(  # in brackets, a reference, the same in other words, how sure one is
