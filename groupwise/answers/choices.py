@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from groupwise.answers.final import TAIL, final_answer, in_json, same_answer
 from groupwise.answers.notation import LIMIT, prose_characters
 from groupwise.answers.prose import concluded, with_ratio_sign
-from groupwise.answers.quantities import read_quantity
+from groupwise.answers.quantities import is_rounded, read_quantity
 from groupwise.answers.replies import reply
 from groupwise.answers.sentences import without_checks, without_hypotheses
 from groupwise.answers.statements import (
@@ -41,11 +41,12 @@ _OPENS = re.compile(  # the letter first, then reasons; a list of the options is
 _SAYS = re.compile(
     r"(?:(?<![0-9%] in )(?<!\bof )(?<!\bthan )(?<!\bnot )\b(?:answer|ans|lösung|solution"
     r"|option|choice|pick|(?:right|correct) one|antwort|antwoord|réponse|respuesta|opción|risposta"
-    r"|resposta|odpowiedź|jawaban|cevap|svar|đáp án)\b"
-    r"|الإجابة|答案|答え|回答|正解|选项?|選|정답|ответ)[ \t]{0,3}"
+    r"|resposta|alternativa|gabarito|odpowiedź|jawaban|cevap|svar|đáp án)\b"
+    r"|الإجابة|答案|答え|回答|正解|选项?|選|정답|ответ)(?:, [^,.?!\n]{1,40},(?= ))?[ \t:]{0,3}"
     r"(?:(?:correc?ta|corretta|correcte|giusta|esatta|richtige|certa)\b[ \t]?)?(?:is|are|lautet"
     r"|(?:will|should|must|would) be|ist|est|es|è|é|是|は|은)?[ \t]{0,3}"
-    r"(?:(?:la|a) )?(?:opción |opzione |opção |letter |letra |lettera |lettre )?"
+    r"(?:(?:la|a|el|o) )?(?:opción |opzione |opção |alternativa |inciso |buchstabe )?"
+    r"(?:letter |letra |lettera |lettre )?"
     rf"(?:option|choice)?[\s:=,.\-–—>→(\[*]{{0,8}}{_LETTER}{_GOES_ON}",
     re.IGNORECASE,
 )
@@ -63,10 +64,11 @@ _CONCLUDES = re.compile(
     r"|choose|chose|pick(?:ed|ing)?|select(?:ed|ing)?|settled? on|mark|tick|went with"
     r"|go(?:ing)? (?:with|for)|mak(?:es|ing) it"
     r"|(?:points?|leads?(?: us)?|corresponds?|brings us) to"
-    r"|definitely|certainly|I'd say|guess|correction:|it is|it's|that is|that's|only|no|wait"
-    r"|it (?:has to|must|should) be|actually|correct(?: is|:)|I meant?|probably|likely"
-    r"|I (?:get|got|take))[,: ]{0,2}|(?<=\w)(?<!not):? (?=\([A-J]\)\.?\Z)|(?:→|->|=>|⇒) ?)"
-    r"(?:only |wait,? |I choose )?"
+    r"|definitely|certainly|I'd say|guess|correction:|it is|it's|(?:that|which) is|that's|only|no"
+    r"|wait|it (?:has to|must|should) be|actually|correct(?: is|:)|I meant?|probably|likely"
+    r"|I (?:get|got|take)|(?:fits?|works|match(?:es)?|first|second|third|fourth|fifth|last|it)(?=: )"
+    r")[,: ]{0,2}|(?<=\w)(?<!not):? (?=\([A-J]\)\.?\Z)|(?:→|->|=>|⇒) ?)(?:only |wait,? )?"
+    r"(?:I choose )?"
     rf"{_NAMED}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are wrong
@@ -94,6 +96,7 @@ _TENTATIVE = re.compile(
 )
 _TAKEN_BACK = re.compile(
     rf"[^.!?\n]{{0,60}}[.!?,;]\s{{1,2}}[Tt]h(?:at|is) (?:is|was) (?:{WRONG}|not)\b"
+    r"|[\"'”)]{0,2} is what (?:most|many|some|people|you|they|one)\b"
     rf"|(?:(?:is|was) (?:not|{WRONG})|(?:is|was)n't|(?:cannot|can't) be)\b"
 )
 _DENIES = re.compile(rf"(?:{NOT} be|isn't|is not|doubt(?: that)?) {_NAMED}")
@@ -132,6 +135,8 @@ _TICKED = re.compile(
 _IN_LATEX = re.compile(
     r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}\$?|\$([A-J])\$|\\(?:[;,:!]|q?quad)"
 )
+_EMPHASIS = re.compile(r"(?<![\w*])([*_])(?=[A-Za-z(])([^*_\n]{1,60})(?<! )\1(?![\w*])")
+_ITEM = re.compile(r"\W{0,6}([A-J])[)\].:]{1,2}\s")
 _TO_ITS_TEXT = re.compile(r"\A[\s).:,(=–—-]{0,6}(?:which is )?")
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -159,7 +164,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
     if marked or named:
         given = (final_answer(text) if marked else named) or ""
         return _option(stated(given) if len(given) <= LIMIT else "", letters, options)
-    tail = re.sub(r"\*{2,}", "", _without_latex(text[-TAIL:].strip()))
+    tail = _EMPHASIS.sub(r"\2", re.sub(r"\*{2,}|__", "", _without_latex(text[-TAIL:].strip())))
+    tail = _without_list(tail, options)
     if ticked := [one or other for one, other in _TICKED.findall(tail)]:
         return ticked[0] if len(ticked) == 1 and ticked[0] in letters else None
     if _HESITATES.search(_last_sentence(tail).rpartition(", but ")[2]):
@@ -179,7 +185,8 @@ def chosen(text: str, options: Sequence[str]) -> str | None:
         return LETTERS[place]
     if len(set(_LISTED.findall(tail))) > 2:
         return None  # a list of the options chooses none of them
-    given = final_answer(text) or _last_sentence(tail.strip())[:LIMIT]
+    last = tail.rstrip().rpartition("\n")[2][:LIMIT]  # B) 500
+    given = last if _ITEM.match(last) else final_answer(text) or _last_sentence(last)
     by_value = _by_value(tail, given, letters, options)
     return None if by_value in denied_at else by_value
 
@@ -242,6 +249,13 @@ def _without_latex(text: str) -> str:
     return _IN_LATEX.sub(lambda match: match[1] or match[2] or "", text)
 
 
+def _without_list(text: str, options: Sequence[str]) -> str:
+    """A text without the lines that repeat all options, where something follows them."""
+    lines = zip(LETTERS, map(re.escape, options), strict=False)
+    listed = r"\s*\n".join(rf"\W{{0,4}}{letter}\W{{1,4}}{option}" for letter, option in lines)
+    return re.sub(rf"{listed}\W*\n(?=\W*\w)", "", text) if len(options) > 2 else text
+
+
 def _last_sentence(text: str) -> str:
     return re.split(r"\n|(?<!\b[Rr]s)[.!?]\s", text)[-1]
 
@@ -292,4 +306,7 @@ def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
     texts = dict(zip(LETTERS, options, strict=False))
     named = [letter for letter in letters if same_answer(given, letter)]
     named = named or [letter for letter, text in texts.items() if same_answer(given, text)]
+    named = named or [
+        letter for letter, text in texts.items() if "/" in text and is_rounded(text, given)
+    ]
     return named[0] if len(named) == 1 else None

@@ -62,8 +62,8 @@ _JSON = re.compile(
 )
 _LONE_BACKSLASH = re.compile(r"(?<!\\)\\(?!\\)")
 _HOW_SURE = re.compile(
-    r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?:sure\b(?! to)|confiden|certain)"
-    r"[^()\n]{0,30}\)?[.\s]*$"
+    r"[(,;](?:[^(),;\n.]|\.(?=[0-9])){0,40}\b(?<!not )(?<!n't be )(?<!not be )"
+    r"(?:sure\b(?! to)|confiden|certain)[^()\n]{0,30}\)?[.\s]*$"
 )
 _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
     r"\b(?:(?:might|may|could|would|some|people|many|others?|someone) (?:\w{1,12} ){0,2}"
@@ -74,7 +74,8 @@ _NOT_MEANT = re.compile(  # what somebody else would answer, or the wrong way
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
-    r"\b(?:edit|correction|sorry|misread|wait|actually|hmm|oops|forgot|scratch that)\b.*[0-9]",
+    r"\b(?:edit|correction|sorry|misread|wait|actually|hmm|oops|forgot|scratch that|recount"
+    r"|my mistake|on second thought|hold on(?! to)|made an? (?:mistake|error))\b.*[0-9]",
     re.IGNORECASE | re.DOTALL,
 )
 _HEDGED = re.compile(r"\b(?:either|maybe|between|or so)\b|[0-9] or [$0-9]", re.IGNORECASE)
@@ -83,6 +84,8 @@ _SETTLED = re.compile(
 )
 _DENIED_NEXT = re.compile(r"[\s\"']*(?:this|that) is (?:incorrect|wrong)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(r" ?(?:≈|\\approx) ?")
+_VARIABLE = re.compile(r"[^=a-zA-Z]{0,6}([A-Za-z])[\s}$]{0,3}=[^=]+")
+_DOZEN = re.compile(r"(?<=[0-9]) dozens?\b")
 _MORE_THAN_WORDS = re.compile(r"[\\\n]|[0-9],[0-9]")
 _NUMBER = re.compile(r"[0-9]+(?:[.,/][0-9]+)*")
 _FORMULA_SIGN = re.compile(r"[\\=^/]")
@@ -119,6 +122,8 @@ def correct(completion: str, answer: Any) -> bool:
     if given and same_answer(given, truth):
         return True
     if len(truth) > LIMIT or _true_quantity(truth) is not None or _marked(text) is not None:
+        return False
+    if given and _is_of_another_variable(given, truth):
         return False
     if len(text) <= SHORT and same_answer(text, truth):
         return True
@@ -181,6 +186,8 @@ def same_answer(given: str, truth: str) -> bool:
     given, truth = (_unboxed(text).strip() for text in (given, truth))
     if not given or not truth or len(given) > LIMIT or len(truth) > LIMIT:
         return False
+    if _is_of_another_variable(given, truth):
+        return False
     if ":" in truth:
         given = with_ratio_sign(given)  # 3 to 4
     exactly, _, roughly = _APPROXIMATELY.sub("≈", given).partition("≈")
@@ -193,10 +200,17 @@ def same_answer(given: str, truth: str) -> bool:
     if right is not None and ours is None:
         ours = read_quantity(with_decimal_point(plain(given)))
     if right is not None and ours is not None:
-        return same_quantity(ours, right)
+        dozens = right.unit is None and _DOZEN.search(given)  # asked for dozens: 7 dozen is 7
+        return same_quantity(ours, right) or (bool(dozens) and ours.value == 12 * right.value)
     if _normal(given) == _normal(truth) or _same_choice(given, truth):
         return True
     return (right is None or is_count(given)) and same_mathematics([given], truth)
+
+
+def _is_of_another_variable(given: str, truth: str) -> bool:
+    """Whether one is x = 3 and the other is y = 3."""
+    names = [named[1].lower() for named in map(_VARIABLE.fullmatch, (given, truth)) if named]
+    return len(set(names)) == 2
 
 
 def _true_quantity(truth: str) -> Quantity | None:

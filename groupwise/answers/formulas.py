@@ -26,10 +26,9 @@ _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of f
 )
 _GLUE = re.compile(r"^[\s,;:.*]*(?:and|or)\b|\b(?:and|or)[\s,;]*$|(?<=\$)!+\s*$")
 _CONDITION = re.compile(  # what a formula holds for, why, and what it is in decimals
-    r",? \(?(?:(?:which (?:is|holds) |(?:is )?valid |(?:is )?defined )?(?:since|because|where|if|when"
-    r"|unless|provided|assuming|as long as|with(?= \$?\w ?\\neq?\b)|for(?= \$?\w ?\\neq?\b)"
-    r"|for (?:all|every|any|some))\b(?!.*\b(?:so|thus|is|are|get)\b)"
-    r"|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
+    r",? \(?(?:(?:which (?:is|holds) )?(?:valid )?(?:since|because|where|if|when|unless|provided"
+    r"|assuming|as long as|(?:with|for)(?= \$?\w ?\\neq?\b)|for (?:all|every|any|some))\b"
+    r"(?!.*\b(?:so|thus|is|are|get)\b)|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
     r"|(?:attained )?at \$?\w ?=)|(?<=\$) as (?=\$)",
     re.IGNORECASE,
 )
@@ -41,13 +40,16 @@ _TASK = re.compile(  # is still to be done: "we need to factor x² - 1"
 )
 _SPOKEN = {"square root of": "√", "cube root of": "∛", "squared": "^2", "cubed": "^3", "pi": "π"}
 _SPOKEN |= {"plus": "+", "minus": "-", "times": "*", "infinity": "∞"}
+_SPOKEN["all real numbers"] = "(-∞, ∞)"
 _IN_SPEECH = re.compile(
-    rf"(?<!\\)\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?", re.IGNORECASE
+    rf"(?<!\\)(?<!for )\b(?:(?:the|positive|principal) ){{0,2}}({'|'.join(_SPOKEN)})\b ?",
+    re.IGNORECASE,
 )
 _MODULUS = re.compile(r"\\p?mod ?(?:\{[0-9]{1,9}\}|[0-9]{1,9})|\(mod [0-9]{1,9}\)")
 _BOLD = re.compile(r"(?:\*\*|\\textbf\{)([^*{}\n]{1,60})(?:\*\*|\})")
 _PREDICATE = re.compile(
-    r"(?:\b(?:is|are|was|be|becomes|remains|called|on)|[=:])(?: (?:an?|the|always|indeed))*[ \"]*$"
+    r"(?:\b(?:is|are|was|be|becomes|remains|called|on|option|choice)|[=:])"
+    r"(?: (?:an?|the|always|indeed))*[ \"]*$"
 )
 _PREDICATE_ENDS = re.compile(r"[.,;:!)]| (?:because|since|as|with|for|by|when|(?:and |but )?not)")
 
@@ -64,7 +66,8 @@ def concluded_formulas(text: str) -> list[str]:
         if (formula := _last_formula(sentence)) is not None:
             congruence = [formula] if "\\equiv" in formula else []
             formula = _MODULUS.sub("", formula).replace("\\equiv", "=")
-            right = [] if re.search(r"(?<!\\),|\b(?:and|or)\b", formula) else [formula.rpartition("=")[2]]
+            several = re.search(r"(?<!\\),|\b(?:and|or)\b", formula)
+            right = [] if several else [formula.rpartition("=")[2]]
             return [*found, formula, *right, *congruence]
     return found
 
@@ -88,13 +91,15 @@ def _last_formula(sentence: str) -> str | None:
 
 
 def concludes_with(text: str, words: str) -> bool:
-    """Whether a text concludes with words that are no number: "Hence f is **odd**, as claimed."."""
+    """Whether a text concludes with words, "Hence f is **odd**, as claimed.", or with a letter."""
     sentences = concluding(text)
-    if not sentences or not re.fullmatch(r"[a-z][a-z' -]{1,40}", words):
+    letter = re.fullmatch(r"\(?([a-j])\)?", words)
+    if not sentences or not (letter or re.fullmatch(r"[a-z][a-z' -]{1,40}", words)):
         return False
+    words = rf"(?:\({letter[1]}\)(?: \$?[0-9.,/]+)?|{letter[1]})" if letter else re.escape(words)
     sentence = without_afterthought(sentences[-1]).casefold().strip()
     bold = [match[1].casefold().strip(" .") for match in _BOLD.finditer(sentences[-1])]
-    for match in re.finditer(rf"(?<![\w-]){re.escape(words)}(?![\w-])", sentence):
+    for match in re.finditer(rf"(?<![\w-]){words}(?![\w-])", sentence):
         before, after = sentence[: match.start()][-80:], sentence[match.end() :]
         said = not _WORD.search(after) or words in bold[-1:]
         said = said or (_PREDICATE.search(before) and _PREDICATE_ENDS.match(after))

@@ -23,7 +23,7 @@ _BOUNDED = re.compile(  # x <= 5; the variable once and alone, so that nothing h
     r"\s*[a-z] ?(?:[<>≤≥]=?|\\[lg](?:eq?|t)(?![a-z]))(?:[^<>=≤≥a-z\\]|\\[a-z]+){1,40}"
 )
 _RATIO = re.compile(r"[0-9] ?: ?[0-9]")
-_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]|\b[a-z] ?- ?[a-z]\b")
+_MATHEMATICAL = re.compile(r"[0-9\\^+*/=<>(\[{√π∞]|(?:\b[a-z]|^) ?- ?[a-z]\b")
 _DANGEROUS = re.compile(
     r"[0-9]{16}"  # a number that could be an exponent, or a factorial
     r"|[0-9] ?[eE][+-]?[0-9]{3}"
@@ -68,6 +68,9 @@ _SOLVED = re.compile(r"[<>≤≥]|\\(?:[lg](?:eq?|t)|ne|in)(?![a-z])")
 _CONGRUENT = re.compile(r"\\equiv ?(-?[0-9]{1,9}) ?\(?\\?[pb]?mod ?\{? ?([1-9][0-9]{0,8}) ?\}?\)?")
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _DEGREES = re.compile(r"\\(sin|cos|tan) ?\(?([0-9.]{1,6}) ?(?:°|\^ ?\{? ?\\circ ?\}?)\)?")
+_POWER = re.compile(r"([1-9][0-9]{0,8}) ?\^ ?\{? ?([0-9]{1,12}) ?\}?")
+_LAST_TERM = re.compile(r"(?<=[-+])( ?[0-9]{1,9})([a-z])([a-z]?)$")  # ab would be read as a unit
+_ALL_REALS = re.compile(r"(?:\\text ?\{ ?)?(?:the )?(?:set of )?all real(?:s| numbers)[ }.]*", re.I)
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 
 
@@ -89,7 +92,10 @@ def same_mathematics(readings: Sequence[str], truth: str) -> bool:
 @lru_cache(4096)  # a comparison takes 20 ms, and a group's answers are often the same few
 def _same(readings: tuple[str, ...], truth: str) -> bool:
     truth = _latex(truth)
-    given = [text for text in map(_latex, readings) if _comparable(text)]
+    written = list(map(_latex, readings))
+    if (power := _power(truth)) is not None and power in map(_power, written):
+        return True
+    given = [text for text in written if _comparable(text)]
     if truth.startswith("\\{"):  # an interval, or a point, is no set
         given = [text for text in given if text[0] not in "(["]
     if is_equation(truth):  # of which it would compare the right side alone
@@ -108,6 +114,15 @@ def _same(readings: tuple[str, ...], truth: str) -> bool:
         return any(_math_verify().verify(right, one, **options) for one in ours if right and one)
     except Exception:  # whatever a parser of hostile text may raise: it is not the right answer
         return False
+
+
+def _power(text: str) -> tuple[int, int] | None:
+    """The least base of a power, and its exponent: (2, 20) for 4^{10}. It is not calculated."""
+    if (power := _POWER.fullmatch(text)) is None:
+        return None
+    base, exponent = int(power[1]), int(power[2])
+    roots = ((round(base ** (1 / root)), root) for root in range(29, 0, -1))
+    return next((least, root * exponent) for least, root in roots if least**root == base)
 
 
 @lru_cache(1024)
@@ -159,12 +174,15 @@ def _latex(text: str) -> str:
     text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
     text = _DEGREES.sub(r"\\\1(\\frac{\2\\pi}{180})", text)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
+    text = _LAST_TERM.sub(r"\1\\cdot \2 \3", text)
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
     text = _CHOOSE.sub(lambda m: "\\binom{{{}}}{{{}}}".format(*filter(None, m.groups())), text)
     text = _CONGRUENT.sub(lambda m: f"\\equiv {int(m[1]) % int(m[2])} \\pmod{{{m[2]}}}", text)
     text = _as_point(_ANGLE.sub(lambda m: "(" if m[0].endswith("langle") else ")", text))
     if (domain := _DOMAIN.search(text)) and not _SOLVED.search(text[: domain.start()]):
         text = text[: domain.start()]
+    if _ALL_REALS.fullmatch(text):
+        return r"(-\infty, \infty)"
     if (members := _SET_OF.fullmatch(text)) is not None:
         text = members[2].strip()
     if (both := _PLUS_MINUS.fullmatch(text)) and "\\pm" not in both[1]:

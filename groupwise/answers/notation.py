@@ -28,7 +28,8 @@ _CHARACTERS = str.maketrans(
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _FOOTNOTE = re.compile(
-    r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)|(?<=\w) \[[0-9]{1,3}\](?=[.,!?]?(?:\s|$))"
+    r"(?<=[.!?])(?: ?\[[0-9]{1,3}\]|[¹²³⁴-⁹]{1,2})(?=\s|$)"
+    r"|(?<=\w) \[[0-9]{1,3}\](?=[.,!?]?(?:\s|$))"
 )
 _THOUSANDS = re.compile(  # "12 000 people", but "in step 2 300 are added"
     r"\b(?:step|day|week|month|year|room|group|case|part|round|level|page|line|number) "

@@ -128,7 +128,9 @@ _RATIO_BEFORE = re.compile(r"(?<![0-9.,:])(?:[0-9]{1,6}:|[0-9]{1,6} : )$")
 _LEFT_TO_DO = re.compile(
     r"(?:(?:[0-9)]%?|\b[0-9]{0,6}[a-z])\$? ?(?:[×*+·÷]| [-−]) \$?|± ?|(?<![0-9])[0-9]{1,6}[-–−])$"
 )  # 6 × 7 is no 7
-_UNDONE = re.compile(r" ?(?:[a-z]|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})")  # 45 = 9 × 5
+_UNDONE = re.compile(  # 45 = 9 × 5, 32 = 2^5
+    r" ?(?:[a-z]|[0-9]{1,9}\^\{?[0-9]{1,4}\}?|[0-9.,]{1,12}(?: ?[×*·+-] ?[0-9.,]{1,12}){1,9})"
+)
 _SAID_TWICE = re.compile(  # 7500 cents, which is $75.00; 2 hours (120 minutes)
     r"([$€£]?[0-9][0-9.,/]{0,15}(?: ?%|(?: [a-z]{1,12}){0,4}))"
     r"(?:,? (?:or(?: equivalently)?|which is|that is|ie)"
@@ -258,7 +260,7 @@ def _right_side(text: str) -> str:
         return text
     if re.search(r"(?:[<>\\]|(?<![0-9])!)$", left) or re.search(r"=.*(?:,|\band\b|\bor\b|;)", left):
         return ""
-    return left if "=" not in left and _UNDONE.fullmatch(right) else right.strip()
+    return left.rpartition("=")[2] if _UNDONE.fullmatch(right) else right.strip()
 
 
 def _quantity(match: re.Match[str], text: str) -> Quantity | None:

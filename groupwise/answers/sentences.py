@@ -14,7 +14,7 @@ _AMOUNT = r"[$€£]?[0-9][0-9.,]{0,12}"
 _SENTENCE = re.compile(
     r"(?:[^.!?\n]|[.!?](?![\s\"')\]*_$])|(?<=[0-9])!(?= [a-z]))+[.!?]*[\"')\]*_$]*"
 )
-_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq|rs)\.(?= ?[0-9])|\b(cf)\.", re.IGNORECASE)
+_ABBREVIATED = re.compile(r"\b([ei])\.([ge])\.|\b(pp?|no|fig|eq|rs)\.(?= ?[0-9])", re.IGNORECASE)
 _ASIDE = re.compile(r" \((?:[=≈~]|[A-Za-z]{2,} )[^()]{1,200}\)")
 _IN_BRACKETS = re.compile(r"(?<=[.!?\n])[\s*_]{0,8}\([^()]{5,400}\)[\s.*_]{0,8}\Z")
 _CHECKS = re.compile(  # how sentences begin that check, compare, refer to or offer something
@@ -60,9 +60,10 @@ _OF_THE_ANSWER = re.compile(  # "Twice the answer is 50.", "My result plus one m
 _AFTER_ALL = re.compile(r"\b(?:but|so)\b.{0,200}[0-9]", re.DOTALL)
 _UNDECIDED = re.compile(  # in the last sentence
     r"\b(?:can(?:no|')t|could(?:n't| not)|(?:unable|not able|impossible) to)"
-    r" (?:be (?:determined|known|sure|certain)|determine|decide|tell|say|know|help|answer|solve|give)\b"
+    r" (?:(?:be )?(?:determined?|known?|sure|certain)|decide|tell|say|help|answer|solve|give)\b"
     r"|\bnot (?:sure|certain)\b|\b(?:don't|do not) know\b|\bunclear\b"
-    r"|\b(?:exact|precise|actual) [a-z ]{1,30} (?:(?:is|are)(?:n't| not) known|(?:is|are) unknown)\b"
+    r"|\b(?:exact|precise|actual) [a-z ]{1,30} (?:(?:is|are)(?:n't| not) |(?:is|are) un)known\b"
+    r"(?![^0-9]{0,80}[0-9])"
     r"|\b(?:(?:answer|total|number|amount|price|cost|sum|result|value)(?: of(?: the)? [a-z]{1,15})?"
     r" (?:is|becomes|(?:should|must|will) be)|us with|equals|which(?: is| gives)?|and|of|the|by|an?"
     r"|our|their|we|to|that|how|into|then)[ :]*$|[0-9)](?: ?[-+/×·÷=]| \*) ?$"
@@ -78,17 +79,16 @@ _UNDECIDED = re.compile(  # in the last sentence
 _REFUSES = re.compile(  # in any sentence
     r"\b(?:can't|cannot|unable to) (?:solve|determine|answer|compute|calculate|work)\b"
     r"[^.]{0,40}\b(?:without|unless)\b|\b(?:as|just|only|merely|starting|wild) (?:a )?guess\b"
-    r"|\bplaceholder\b|\bmore (?:information|details|context) (?:is|are) (?:needed|required)\b"
-    r"|\b(?:need|require) (?:some )?more (?:information|details|context)\b"
-    r"|\bplease (?:tell me|provide|give me|specify|share)\b|\b(?:don't|do not) (?:take|count) (?:it|that|this)\b"
-    r"|(?:\bnot|n't) (?:\w{1,12} ){0,2}enough information",
+    r"|\bplaceholder\b|\bplease (?:tell me|provide|give me|specify|share)\b"
+    r"|\b(?:don't|do not) (?:take|count) (?:it|that|this)\b|\bmore information is needed\b"
+    r"|(?:(?:\bnot|n't) (?:\w{1,12} ){0,2}enough|\bneed (?:some )?more) (?:information|details)\b",
     re.IGNORECASE,
 )
 
 
 def concluding(text: str) -> list[str]:
     """The sentences of a text up to its conclusion; none where it does not decide on one."""
-    sentences = _sentences(without_checks(_ASIDE.sub("", _ABBREVIATED.sub(r"\1\2\3\4", text))))
+    sentences = _sentences(without_checks(_ASIDE.sub("", _ABBREVIATED.sub(r"\1\2\3", text))))
     said = [match[0] for match in sentences if not match[0].rstrip("\"')]*_ ").endswith("?")]
     said = [text for text in said if _AFTER_ALL.search(text) or not is_hypothetical(text)]
     if not said or _UNDECIDED.search(said[-1]) or any(map(_REFUSES.search, said)):
