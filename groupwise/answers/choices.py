@@ -63,12 +63,11 @@ _CONCLUDES = re.compile(
     r"(?:\b(?i:so|therefore|thus|hence|by elimination|leaves|leaving|left (?:is|with)|choosing"
     r"|choose|chose|pick(?:ed|ing)?|select(?:ed|ing)?|settled? on|mark|tick|went with"
     r"|go(?:ing)? (?:with|for)|mak(?:es|ing) it"
-    r"|(?:points?|leads?(?: us)?|corresponds?|brings us) to"
+    r"|(?:points?|leads?(?: us)?|corresponds?|closest|brings us) to"
     r"|definitely|certainly|I'd say|guess|correction:|it is|it's|(?:that|which) is|that's|only|no"
     r"|wait|it (?:has to|must|should) be|actually|correct(?: is|:)|I meant?|probably|likely"
-    r"|I (?:get|got|take)|(?:fits?|works|match(?:es)?|first|second|third|fourth|fifth|last|it)(?=: )"
-    r")[,: ]{0,2}|(?<=\w)(?<!not):? (?=\([A-J]\)\.?\Z)|(?:→|->|=>|⇒) ?)(?:only |wait,? )?"
-    r"(?:I choose )?"
+    r"|I (?:get|got|take)|(?:fits|works|matches|first|second|third|fourth|fifth|last|it)(?=: )"
+    r")[,: ]{0,2}|(?<=\w)(?<!not):? (?=\([A-J]\)\.?\Z)|(?:→|->|=>|⇒) ?)(?:only |wait,? |I choose )?"
     rf"{_NAMED}\)?(?=[.!,;:]?\s|[.!]?$){_GOES_ON}"
 )
 _CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are wrong
@@ -78,8 +77,7 @@ _CORRECTS = re.compile(  # not A but B; nothing but B; A or B? B; all but B are 
     rf"{_NAMED}|(?:\b[Nn]ot \(?[A-J]\)?,|[A-J]\)?\?|[.!]) (?:[Ii]t(?:'s| is) |[Yy]es, )?"
     rf"{_NAMED}\)?[.!]?$"
     rf"|\b(?:[Aa]ll|[Ee]very)[a-z ]{{0,20}} (?:but|except|other than) {_NAMED}\)? (?:fail|(?:is|are"
-    rf"|can be) (?:{WRONG}|\w+ out))"
-    rf"|\b[Nn]o[a-z ]{{1,20}} (?:but|except|other than) {_NAMED}\b"
+    rf"|can be) (?:{WRONG}|\w+ out))|\b[Nn]o[a-z ]{{1,20}} (?:but|except|other than) {_NAMED}\b"
 )
 _LONE = re.compile(  # on a line of its own, with a remark in brackets or without
     rf"(?<!,)\n[ \t(\[*>]{{0,4}}(?:{_LETTER}(?: \1\b){{0,20}}|([a-j])(?=\)))[ \t)\].*]{{0,4}}"
@@ -136,6 +134,7 @@ _IN_LATEX = re.compile(
     r"\$?\\(?:text|mathrm|mathbf)[a-z]{0,2}\{([^{}]{1,9})\}\$?|\$([A-J])\$|\\(?:[;,:!]|q?quad)"
 )
 _EMPHASIS = re.compile(r"(?<![\w*])([*_])(?=[A-Za-z(])([^*_\n]{1,60})(?<! )\1(?![\w*])")
+_OVER = re.compile(r"[0-9]/[0-9]")
 _ITEM = re.compile(r"\W{0,6}([A-J])[)\].:]{1,2}\s")
 _TO_ITS_TEXT = re.compile(r"\A[\s).:,(=–—-]{0,6}(?:which is )?")
 _OWN_LETTER = re.compile(r"^[A-J]\) ?")
@@ -306,7 +305,8 @@ def _option(given: str, letters: str, options: Sequence[str]) -> str | None:
     texts = dict(zip(LETTERS, options, strict=False))
     named = [letter for letter in letters if same_answer(given, letter)]
     named = named or [letter for letter, text in texts.items() if same_answer(given, text)]
-    named = named or [
-        letter for letter, text in texts.items() if "/" in text and is_rounded(text, given)
-    ]
+    if not named and "." in given:  # 33.33% rounds 33 1/3%
+        named = [
+            one for one, text in texts.items() if _OVER.search(text) and is_rounded(text, given)
+        ]
     return named[0] if len(named) == 1 else None

@@ -26,10 +26,11 @@ _NOT_MATHS = re.compile(  # a word; not commands, what they hold, and names of f
 )
 _GLUE = re.compile(r"^[\s,;:.*]*(?:and|or)\b|\b(?:and|or)[\s,;]*$|(?<=\$)!+\s*$")
 _CONDITION = re.compile(  # what a formula holds for, why, and what it is in decimals
-    r",? \(?(?:(?:which (?:is|holds) )?(?:valid )?(?:since|because|where|if|when|unless|provided"
-    r"|assuming|as long as|(?:with|for)(?= \$?\w ?\\neq?\b)|for (?:all|every|any|some))\b"
-    r"(?!.*\b(?:so|thus|is|are|get)\b)|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
-    r"|(?:attained )?at \$?\w ?=)|(?<=\$) as (?=\$)",
+    r",? \(?(?:(?:which is )?valid\b|(?:since|because|where|if|when|unless|provided"
+    r"|assuming|as long as|for (?:all|every|any|some))\b(?!.*\b(?:so|thus|is|are|get)\b)"
+    r"|where\b[^=0-9]{0,60}$|(?:or |which is )?(?:about|approximately|roughly|around) [$]?[0-9]"
+    r"|(?:attained )?at \$?\w ?=)|(?<=\$) as (?=\$)"
+    r"|(?<=\$),? \(?(?:with|for)(?= \$?\w ?(?:\\[ngl][et]|[<>≠≥≤]))",
     re.IGNORECASE,
 )
 _TASK = re.compile(  # is still to be done: "we need to factor x² - 1"

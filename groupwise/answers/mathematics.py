@@ -69,7 +69,7 @@ _CONGRUENT = re.compile(r"\\equiv ?(-?[0-9]{1,9}) ?\(?\\?[pb]?mod ?\{? ?([1-9][0
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(ln|log|sin|cos|tan|pi)(?![A-Za-z])")
 _DEGREES = re.compile(r"\\(sin|cos|tan) ?\(?([0-9.]{1,6}) ?(?:°|\^ ?\{? ?\\circ ?\}?)\)?")
 _POWER = re.compile(r"([1-9][0-9]{0,8}) ?\^ ?\{? ?([0-9]{1,12}) ?\}?")
-_LAST_TERM = re.compile(r"(?<=[-+])( ?[0-9]{1,9})([a-z])([a-z]?)$")  # ab would be read as a unit
+_LAST_TERM = re.compile(r"(?<=[-+])( ?[0-9]{1,9}[a-z]{2})$")  # ab would be read as a unit
 _ALL_REALS = re.compile(r"(?:\\text ?\{ ?)?(?:the )?(?:set of )?all real(?:s| numbers)[ }.]*", re.I)
 _ROOT = re.compile(r"(\\sqrt(?:\[3\])?) (?:\(([^()]{1,40})\)|([0-9]+|[a-z]))")
 
@@ -174,7 +174,7 @@ def _latex(text: str) -> str:
     text = HEXADECIMAL.sub(r"\1", with_powers(text.strip(), "^{{{}}}")).translate(_SIGNS)
     text = _DEGREES.sub(r"\\\1(\\frac{\2\\pi}{180})", text)
     text = _FUNCTION.sub(r"\\\1 ", _DELIMITER.sub("", text)).strip(" \n.,;:")
-    text = _LAST_TERM.sub(r"\1\\cdot \2 \3", text)
+    text = _LAST_TERM.sub(r"{\1}", text)
     text = _ROOT.sub(lambda m: f"{m[1]}{{{m[2] or m[3]}}}", text)
     text = _CHOOSE.sub(lambda m: "\\binom{{{}}}{{{}}}".format(*filter(None, m.groups())), text)
     text = _CONGRUENT.sub(lambda m: f"\\equiv {int(m[1]) % int(m[2])} \\pmod{{{m[2]}}}", text)

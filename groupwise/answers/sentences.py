@@ -42,8 +42,7 @@ _CHECKED_BELOW = re.compile(  # a paragraph, or what a colon opens, that checks 
 _SO = re.compile(r"\b(?:so|thus|therefore|hence)\b.*?(?:[0-9]|\b[A-J]\b)")
 _HYPOTHETICAL = re.compile(  # "Without the discount it would have been $80."
     r"[^.!?\n]{0,120}\bwould be\b[^.!?\n]{0,60}\bif\b"
-    r"|[\W_]*(?:(?:note that|of course|but),? )?(?:without|had"
-    r"|if\b(?! I had to).{0,80}"
+    r"|[\W_]*(?:(?:note that|of course|but),? )?(?:without|had|if\b(?! I had to).{0,80}"
     r"(?:\b(?:were|was|had|did|ignored|forgot|counted|included|meant|instead)\b|n't))"
     r"\b.*(?:\bwould|'d)\b"
     r"|[a-z ]{0,30}\b(?:might|may|could|(?<!I )would) (?:say|think|object|argue)\b"
@@ -72,8 +71,7 @@ _UNDECIDED = re.compile(  # in the last sentence
     r"|\A\W*(?:then|next|now|first|after (?:that|this))\b[^0-9.!?]*$"
     r"|无法确定|不能确定|\bnicht (?:bestimmen|sagen)\b|\bne peut pas\b|\bno se puede\b"
     r"|\b(?:either|could be|might be)\b[^.]{0,40}[0-9][^.]{0,30}\bor\b[^.]{0,20}[0-9]"
-    rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]"
-    rf"|\bone of {_AMOUNT}(?: [a-z]{{1,12}})? and {_AMOUNT}",
+    rf"| [0-9]{{1,9}} or [0-9]{{1,9}} [a-z]|\bone of {_AMOUNT}(?: [a-z]{{1,12}})? and {_AMOUNT}",
     re.IGNORECASE,
 )
 _REFUSES = re.compile(  # in any sentence
