@@ -28,6 +28,8 @@ from groupwise.extensions import load_object
 from groupwise.policy.weights import copy_into
 from groupwise.training.loss_scale import LossScale
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
 # The optimizer state that is saved for each weight. Of a user's optimizer: every number and tensor.
 MOMENTS = {
     "adamw": ("step", "exp_avg", "exp_avg_sq"),
@@ -127,7 +129,7 @@ class Optimizer:
             if master.grad is None:
                 master.grad = weight.grad.to(master.device, master.dtype)
             else:
-                master.grad += weight.grad.to(master.device)
+                _add_into(master.grad, weight.grad)
             weight.grad = None
 
         return accumulate
@@ -293,6 +295,17 @@ def _master(parameter: Tensor, offload: bool) -> Tensor:
         return master.pin_memory() if parameter.is_cuda else master
     half = parameter.dtype in (torch.bfloat16, torch.float16)
     return parameter.detach().float().clone() if half else parameter
+
+
+def _add_into(total: Tensor, part: Tensor) -> None:
+    """total += part, which may be in half precision and on another device."""
+    in_order = total.is_contiguous() and part.is_contiguous()
+    if HAS_TRITON and total.is_cuda and part.is_cuda and in_order:
+        from groupwise.training.gradient_kernel import add_into
+
+        add_into(total, part)
+    else:
+        total += part.to(total.device)
 
 
 def parameter_groups(weights: list[Any], settings: OptimizerSettings) -> list[dict[str, Any]]:

@@ -10,8 +10,10 @@ from groupwise.policy.load import Policy, make_policy
 from groupwise.policy.weights import trained_weights
 from groupwise.recipe import parse
 from groupwise.rollout.engine_thread import EngineThread
+from groupwise.rollout.native.cuda_graphs import end_step
 from groupwise.rollout.native.engine import NativeEngine
 from groupwise.rollout.transformers import TransformersEngine
+from groupwise.training.optim import _add_into
 from groupwise.types import Request, Sampling
 from small_models import random_groups, random_model, tokenizer
 from updates import accumulate
@@ -108,3 +110,42 @@ def test_a_thread_samples_beside_other_work_from_weights_that_are_complete() -> 
             ]
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1,), (4097,), (300, 1000)])
+def test_gradients_in_half_precision_are_added_up_exactly(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    from groupwise.training.gradient_kernel import add_into
+
+    for add in (add_into, _add_into):
+        total, part = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda").to(dtype)
+        expected = total + part.float()
+        add(total, part)
+        assert torch.equal(total, expected)
+
+
+def test_a_gradient_in_another_order_of_memory_is_added_up() -> None:
+    total = torch.randn(30, 50, device="cuda")
+    across = torch.randn(50, 30, device="cuda").bfloat16().T
+    expected = total + across.float()
+    _add_into(total, across)
+    assert torch.equal(total, expected)
+
+
+def test_a_step_ends_as_separate_operations_end_it() -> None:
+    from groupwise.rollout.native import end_step_kernel
+
+    ends = []
+    for end in (end_step, end_step_kernel.end_step):
+        torch.manual_seed(0)
+        rows = 1500
+        tokens, logprobs = torch.randint(0, 99, (rows,)).cuda(), torch.randn(rows).cuda()
+        last, lens, positions = torch.randint(0, 99, (3, rows + 7)).cuda()
+        drawn = torch.zeros(4, 2, rows + 7, dtype=torch.float64, device="cuda")
+        step = torch.tensor([2], device="cuda")
+        state = last[:rows], lens[:rows], positions[:rows]
+        end(tokens, logprobs, *state, drawn[:, :, :rows], step)
+        ends.append([last, lens, positions, drawn, step])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
