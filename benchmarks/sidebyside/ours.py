@@ -17,7 +17,6 @@ from groupwise.rewards.scorer import Scorer
 from groupwise.tasks.base import Task
 from groupwise.tracking.base import Trackers
 from groupwise.tracking.run import RunFolder
-from groupwise.training.api import compiles_ahead
 from groupwise.training.loop import run_loop
 from groupwise.training.optim import Optimizer
 from groupwise.training.signals import StopRequest
@@ -48,7 +47,7 @@ def measure(setting: Setting, kind: str) -> Measurement:
         tempfile.TemporaryDirectory() as folder,
         RunFolder(pathlib.Path(folder) / "run", config) as run,
         Parts(config, policy, task, engine, scorer, scorer, {"train": prompted}) as parts,
-        compile_ahead(policy, compiles_ahead(parts, state)),
+        compile_ahead(policy, config),
     ):
         run_loop(parts, state, run, Trackers({"log": lambda: log}), StopRequest())
     return record(

@@ -16,8 +16,14 @@ from torch import Tensor, nn
 
 from groupwise.batch import make_batch
 from groupwise.compat.torch_modules import replaced_forwards
+from groupwise.config import Config
 from groupwise.policy.attention import use_attention
-from groupwise.policy.compiled import decoder_layers, in_background, run_compiled
+from groupwise.policy.compiled import (
+    compiles_training,
+    decoder_layers,
+    in_background,
+    run_compiled,
+)
 from groupwise.policy.packed_attention import PackedAttention, use_packed_attention
 from groupwise.policy.packing import Rows, microbatches
 from groupwise.policy.policy import Policy
@@ -30,14 +36,15 @@ TOKENS = 2048
 
 
 @contextmanager
-def compile_ahead(policy: Policy, on: bool = True) -> Iterator[None]:
-    """While this is open, or until they are done, a thread compiles the model's layers (if `on`).
+def compile_ahead(policy: Policy, config: Config, on: bool = True) -> Iterator[None]:
+    """While this is open, or until they are done, a thread compiles the layers that are trained.
 
-    Models that this cannot be done for are compiled when they are trained.
+    Those that it cannot be done for are compiled when the first update wants them.
     """
+    wanted = on and compiles_training(policy.device, config) and not config.trains_in_fp8
     with ExitStack() as stack:
         try:
-            compiled = _layer_and_work(policy) if on else None
+            compiled = _layer_and_work(policy) if wanted else None
         except Exception as error:
             log.info("layers are not compiled ahead: %s", str(error).split("\n")[0])
         else:

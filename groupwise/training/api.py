@@ -25,7 +25,6 @@ from groupwise.objective.surrogates import Surrogate
 from groupwise.policy.compile_ahead import compile_ahead
 from groupwise.policy.in_memory import ModelInMemory
 from groupwise.policy.load import Policy
-from groupwise.policy.training_layers import training_layers
 from groupwise.report.model_card import model_card
 from groupwise.report.run_page import write_report
 from groupwise.report.terminal import (
@@ -170,7 +169,7 @@ def run_to_the_end(
         _say(describe(config, parts.policy))
     if state.step or state.before:
         tell(f"resuming {run.path} after step {state.step}")
-    with compile_ahead(parts.policy, compiles_ahead(parts, state)):
+    with compile_ahead(parts.policy, config, on=state.shards is None):
         state.publish(parts.engine)
         if not state.before:
             with _status("evaluating on the test problems, before training", quiet):
@@ -186,13 +185,6 @@ def run_to_the_end(
         finally:
             trackers.close()
     return finish(parts, state, run, quiet, stopped)
-
-
-def compiles_ahead(parts: Parts, state: TrainState) -> bool:
-    """Whether compiled layers are going to be wanted that one layer's copy can have compiled."""
-    layers = training_layers(parts.policy.device, parts.config)
-    wanted = layers.compiled and state.step < parts.config.steps
-    return wanted and not layers.fp8 and state.shards is None
 
 
 def _start_from(run: RunFolder) -> str | None:

@@ -20,6 +20,8 @@ from groupwise.training import update
 from small_models import random_groups, random_policy
 from updates import accumulate
 
+COMPILED = parse({"compile": "all"})
+
 
 def packed_policy(family: str = "qwen2") -> Policy:
     return replace(random_policy(family), layout="shared_prefix")
@@ -54,7 +56,7 @@ def gradients(policy: Policy) -> torch.Tensor:
 
 def test_a_copy_of_a_layer_goes_forward_and_backward_in_a_thread(runs: list[str]) -> None:
     policy = packed_policy()
-    with compile_ahead(policy):
+    with compile_ahead(policy, COMPILED):
         with compiled_layers(policy.model, True):  # waits until that is done
             assert runs == ["compile"]
         assert not len(gradients(policy))  # the model's own layers have none of it
@@ -79,7 +81,7 @@ def test_what_is_ahead_is_called_as_the_update_calls_it(
     monkeypatch.setattr(compiled, "compiled_forward", noted)
     monkeypatch.setattr(update, "training_layers", lambda *_: TrainingLayers(compiled=True))
     policy = packed_policy()
-    with compile_ahead(policy):
+    with compile_ahead(policy, COMPILED):
         policy.model.train()
         accumulate(random_groups(3, 4, 1), policy, parse({}))
     assert len(calls) == 1 + len(decoder_layers(policy.model) or ())
@@ -94,7 +96,7 @@ def test_the_update_has_the_same_gradient(
     grads = []
     for ahead in (False, True):
         policy = packed_policy(family)
-        with compile_ahead(policy, ahead):
+        with compile_ahead(policy, COMPILED, on=ahead):
             accumulate(random_groups(3, 4, 1), policy, parse({}))
         grads.append(gradients(policy))
     assert torch.equal(*grads)
@@ -108,9 +110,11 @@ def test_what_cannot_be_compiled_ahead_is_left_to_the_update(
     def refuse(**_: Any) -> torch.Tensor:
         raise ValueError("not this model\nand a long story")
 
-    with compile_ahead(replace(packed_policy(), body=refuse)):
+    with compile_ahead(replace(packed_policy(), body=refuse), COMPILED):
         pass
-    with compile_ahead(random_policy()):  # whose rows are padded
+    with compile_ahead(random_policy(), COMPILED):  # whose rows are padded
+        pass
+    with compile_ahead(packed_policy(), parse({"compile": "none"})):
         pass
     assert not runs
     assert caplog.text.count("layers are not compiled ahead: not this model") == 1
@@ -153,7 +157,7 @@ def test_the_first_update_compiles_no_layers(
     policy = packed_policy()
     if recomputed:
         checkpoint_activations(policy.model, offload=False)
-    with compile_ahead(policy), compiled_layers(policy.model, True):
+    with compile_ahead(policy, COMPILED), compiled_layers(policy.model, True):
         ahead = dict(counters["stats"])
     assert ahead["unique_graphs"] > 0
     policy.model.train()
