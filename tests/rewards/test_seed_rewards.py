@@ -188,9 +188,9 @@ def test_no_text_earns_more_than_a_right_answer_in_full_form(text: str) -> None:
 
 
 def test_huge_answers_cost_little() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for piece in (*PIECES, "1 ", "(", "<", "a"):
         for reward in ALL:
             reward(piece * (200_000 // len(piece)))
             reward(solution(piece * (100_000 // len(piece))))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
