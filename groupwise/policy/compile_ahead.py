@@ -17,13 +17,9 @@ from torch import Tensor, nn
 from groupwise.batch import make_batch
 from groupwise.compat.torch_modules import replaced_forwards
 from groupwise.config import Config
+from groupwise.policy import compiled
 from groupwise.policy.attention import use_attention
-from groupwise.policy.compiled import (
-    compiles_training,
-    decoder_layers,
-    in_background,
-    run_compiled,
-)
+from groupwise.policy.compiled import compiles_training, decoder_layers, in_background
 from groupwise.policy.packed_attention import PackedAttention, use_packed_attention
 from groupwise.policy.packing import Rows, microbatches
 from groupwise.policy.policy import Policy
@@ -44,12 +40,12 @@ def compile_ahead(policy: Policy, config: Config, on: bool = True) -> Iterator[N
     wanted = on and compiles_training(policy.device, config) and not config.trains_in_fp8
     with ExitStack() as stack:
         try:
-            compiled = _layer_and_work(policy) if wanted else None
+            work = _layer_and_work(policy) if wanted else None
         except Exception as error:
             log.info("layers are not compiled ahead: %s", str(error).split("\n")[0])
         else:
-            if compiled is not None:
-                stack.enter_context(in_background(*compiled))
+            if work is not None:
+                stack.enter_context(in_background(*work))
         yield
 
 
@@ -74,7 +70,7 @@ def _forward_and_backward(
     with use_attention(model, PackedAttention(rows.groups, hidden.device)):
         for needed in sorted(needs_grad):
             given = hidden.detach().requires_grad_(needed)
-            out = call(partial(run_compiled, layer), given + 0)
+            out = call(partial(compiled.compiled_forward(type(layer)), layer), given + 0)
             (out if isinstance(out, Tensor) else out[0]).float().sum().backward()
 
 

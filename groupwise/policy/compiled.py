@@ -49,7 +49,7 @@ def compiled_layers(model: Any, on: bool) -> Iterator[None]:
     for kind in {type(layer) for layer in layers}:
         if kind in _in_background:
             _in_background[kind].join()
-    with replaced_forwards({layer: partial(run_compiled, layer) for layer in layers}):
+    with replaced_forwards({layer: partial(_run, layer) for layer in layers}):
         yield
 
 
@@ -91,8 +91,7 @@ def decoder_layers(model: Any) -> Sequence[nn.Module] | None:
     return list(lists[0]) if len(lists) == 1 else None
 
 
-def run_compiled(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The layer's forward pass by compiled code; without where that fails."""
+def _run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind = type(layer)
     if kind not in _uncompilable:
         try:
