@@ -53,8 +53,8 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
         (GROWING % "'{0}{0}'.format(n.x)", "more than"),
         (GROWING % "n.x | replace('x', 'xx')", "more than"),
         (GROWING % "(n.x ~ 'x').replace('x', n.x)", "more than"),
-        (GROWING % "[n.x, n.x]" + "{{ n.x }}", "more than|longer than"),  # busy machine
-        (GROWING % "[n.x, n.x]" + "{{ n.x | tojson }}", "more than|longer than"),
+        (GROWING % "[n.x, n.x]" + "{{ n.x }}", "more than"),
+        (GROWING % "[n.x, n.x]" + "{{ n.x | tojson }}", "more than"),
         (GROWING % "n.x + n.x" + "{{ [n.x] }}", "more than"),
         ("{{ 'x' | replace('x', 'x' * 9999) | replace('x', 'x' * 9999) }}", "more than"),
         ("{% for i in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "more than"),
@@ -69,8 +69,11 @@ def test_an_ordinary_template_is_rendered_in_a_sandbox() -> None:
         ("{{", "unexpected 'end"),
     ],
 )
-def test_what_a_template_does_wrong_is_one_error(template: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=f"cannot render a conversation.*({reason})"):
+def test_what_a_template_does_wrong_is_one_error(
+    template: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 100.0)  # on a busy machine the reason is the same
+    with pytest.raises(ModelError, match=f"cannot render a conversation.*{reason}"):
         render_chat(byte_tokenizer(template), [user("hi")])
 
 
